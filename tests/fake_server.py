@@ -113,8 +113,7 @@ class Model:
         for _ in range(body["max_tokens"]):
             read = network(torch.tensor([[*prompt, *ids]]), use_cache=False, logits_to_keep=1)
             logits = read.logits[0, -1].float()
-            cut = _cut(logits / (heat or 1.0), body) if heat else logits
-            log_p = cut.log_softmax(-1)
+            log_p = (logits / (heat or 1.0)).log_softmax(-1)
             token = int(log_p.exp().multinomial(1) if heat else logits.argmax())
             own = logits.log_softmax(-1) if self.options.raw_logprobs else log_p
             ids.append(token)
@@ -161,16 +160,6 @@ class Model:
         return self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
 
 
-def _cut(logits: torch.Tensor, body: dict) -> torch.Tensor:
-    p, order = logits.softmax(-1).sort(descending=True)
-    keep = torch.ones_like(p, dtype=torch.bool)
-    if body["top_k"]:
-        keep[body["top_k"] :] = False
-    keep &= p >= body["min_p"] * p[0]
-    keep &= p.cumsum(0) - p < body["top_p"]
-    return logits.masked_fill(~torch.zeros_like(keep).scatter(0, order, keep), float("-inf"))
-
-
 class SGLangModel(Model):
     """The same, asked as SGLang is, with the messages that it gave."""
 
@@ -206,7 +195,7 @@ class SGLangModel(Model):
         as_vllm = asked | {"max_tokens": asked["max_new_tokens"], "stop_token_ids": ends}
         answers = []
         for prompt in prompts:
-            turn = self._turn(network, prompt, as_vllm | {"top_k": 0})
+            turn = self._turn(network, prompt, as_vllm)
             ids, logprobs = turn["token_ids"], turn["logprobs"]["token_logprobs"]
             why = {"type": turn["finish_reason"]}
             if why["type"] == "stop":

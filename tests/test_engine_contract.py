@@ -56,9 +56,8 @@ class Around(Session):
 class Wrapped(Engine):
     """`Slots` behind a session of one's own."""
 
-    def __init__(self, session=Around, seeded=True, cuts_distributions=True):
-        self.slots, self.session = Slots().build(), session
-        self.seeded, self.cuts_distributions = seeded, cuts_distributions
+    def __init__(self, session=Around, seeded=True):
+        self.slots, self.session, self.seeded = Slots().build(), session, seeded
 
     def start(self, policy, max_tokens):
         self.tokenizer = policy.tokenizer
@@ -140,15 +139,10 @@ class IgnoresForced(Around):
         return await self.inner.generate(new_ids, replace(sampling, forced_ids=()))
 
 
-class IgnoresCuts(Around):
+class CannotForce(Around):
     async def generate(self, new_ids, sampling):
-        return await self.inner.generate(new_ids, replace(sampling, top_k=0, min_p=0.0, top_p=1.0))
-
-
-class CannotCut(Around):
-    async def generate(self, new_ids, sampling):
-        if sampling.cuts_distribution or sampling.forced_ids:
-            raise NotImplementedError("no cuts")
+        if sampling.forced_ids:
+            raise NotImplementedError("no forced tokens")
         return await self.inner.generate(new_ids, sampling)
 
 
@@ -221,10 +215,10 @@ def test_the_engine_keeps_to_the_contract_where_a_vocabulary_falls_back_to_bytes
         check_engine(Wrapped(MissesBytes), falling_back)
 
 
-def test_wrapped_engines_pass_even_without_seeds_or_cut_distributions(tiny_policy):
+def test_wrapped_engines_pass_even_without_seeds_or_forced_tokens(tiny_policy):
     check_engine(Wrapped(), tiny_policy)
     check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
-    check_engine(Wrapped(CannotCut, cuts_distributions=False), tiny_policy)
+    check_engine(Wrapped(CannotForce), tiny_policy)
 
 
 @pytest.mark.parametrize(
@@ -243,15 +237,6 @@ def test_wrapped_engines_pass_even_without_seeds_or_cut_distributions(tiny_polic
         ),
         (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
         (Wrapped(IgnoresForced), r"was to take \(\d+, \d+, \d+\), and gave"),
-        (
-            Wrapped(CannotCut),
-            r"Wrapped\.cuts_distributions is True, but it cannot draw with .*top_k=1",
-        ),
-        (
-            Wrapped(cuts_distributions=False),
-            r"Wrapped\.cuts_distributions is False, but it can draw with .*top_k=1",
-        ),
-        (Wrapped(IgnoresCuts), r"is to draw the likeliest tokens alone.*top_k=1"),
         (HoldsTwo(), r"asked to continue 4 sessions at once, gives .* alone"),
         (Wrapped(DropsTheLastToken), "asked for 6 tokens, and gave"),
         (Wrapped(LogprobsWorseTurnByTurn), r"continues \[.*\] and \[1.*\] with"),

@@ -573,7 +573,6 @@ class Waits(TorchDispatchMode):
     [
         Sampling(20, 0.9),
         Sampling(20, 0),
-        Sampling(20, 0.7, top_p=0.9, top_k=20),
         Sampling(20, forced_ids=tuple(range(40, 50))),
     ],
 )
@@ -643,7 +642,6 @@ def far_policy(tiny_model):
 def test_each_pass_on_another_device_is_copied_back_once(far_policy, decode_weights, monkeypatch):
     from foreign import LEDGER
 
-    monkeypatch.setattr(turnrl_slots.sampling, "CUT_ROWS", 2)
     monkeypatch.setattr(turnrl_slots.sampling, "ROWS", 4)
     engine = Slots(kv_memory="2MB", prefill_tokens=100, decode_weights=decode_weights).build()
     engine.start(far_policy, 64)
@@ -656,10 +654,7 @@ def test_each_pass_on_another_device_is_copied_back_once(far_policy, decode_weig
         return ended
 
     engine._pass = watched
-    samplings = [
-        Sampling(9 + n, 0.7, top_p=0.9, top_k=9 if n % 2 else 0, forced_ids=(4, 5)[: n % 3], seed=n)
-        for n in range(7)
-    ]
+    samplings = [Sampling(9 + n, 0.7, forced_ids=(4, 5)[: n % 3], seed=n) for n in range(7)]
 
     async def scenario(engine):
         completions = await together(
@@ -717,7 +712,7 @@ def test_drawing_takes_the_memory_of_two_distributions():
 def test_rows_sampled_in_slices_match_rows_sampled_at_once(monkeypatch):
     rng = torch.Generator().manual_seed(1)
     hidden, head = torch.randn(9, 8, generator=rng), torch.randn(50, 8, generator=rng)
-    samplings = [Sampling(1, 0.8, top_k=5 if n % 2 else 0) for n in range(9)]
+    samplings = [Sampling(1, 0.8)] * 9
     uniforms = np.random.default_rng(0).random(9).tolist()
     forced = [None, 3] * 4 + [None]
     calls = []

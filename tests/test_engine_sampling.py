@@ -8,14 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import greedy_reference
 from engines import PIECES, PROMPTS, Watched, falling_back, run, started, together
 from turnrl import Policy, Sampling
 from turnrl_slots import Slots
-from turnrl_slots.sampling import cut_distributions, draw, limits_of
-from turnrl_slots.transfer import pack
 
 __all__ = ["falling_back"]  # a fixture
 
@@ -163,112 +160,3 @@ def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_poli
     turn = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
     assert turn.token_ids == drawn.token_ids
     assert turn.reason == "length"
-    # of the whole distribution, though others are drawn from a part of it
-    cut = replace(forced, top_k=1)
-    turn = run(started(tiny_policy).open(PROMPTS[0]).generate([], cut))
-    assert turn.logprobs == pytest.approx(drawn.logprobs, abs=1e-5)
-
-
-class Tree(TorchDispatchMode):
-    """Within it a cumulative sum adds as a GPU's scan does: pairs, then pairs of pairs, in
-    float32."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is not torch.ops.aten.cumsum_.default:
-            return func(*args, **(kwargs or {}))
-        (sums, _), step = args, 1
-        while step < sums.shape[-1]:
-            sums[:, step:] = sums[:, step:] + sums[:, :-step]
-            step *= 2
-        return sums
-
-
-def test_a_token_that_was_cut_is_never_drawn_however_a_sum_was_rounded():
-    torch.manual_seed(0)
-    sampling, tokens = Sampling(1, top_p=0.9, top_k=700), 3000
-    logits = torch.randn(tokens)
-    log_p = cut_distributions(
-        logits.log_softmax(-1)[None], *map(torch.tensor, limits_of([sampling], tokens))
-    )[0]
-    kept = log_p.isfinite()
-    with Tree():
-        sums = log_p.exp()[None].cumsum_(-1)[0]
-    # draws that end at a token of no probability, because the sum is largest so far there
-    highest = sums.cummax(-1).values
-    wide = ~kept & (sums > highest.roll(1)).index_fill(0, torch.tensor(0), False)
-    assert wide.sum() > 100
-    points = (sums[wide].double() / sums[-1].double()).tolist()
-    missed = torch.searchsorted(sums, torch.tensor(points) * sums[-1])
-    assert (~kept[missed]).sum() > 50, "no draw shows what rounding does"
-    rows = len(points)
-    with Tree():
-        drawn, logprobs = draw(logits.repeat(rows, 1), [sampling] * rows, points, [None] * rows)
-    assert kept[drawn].all()
-    assert torch.equal(logprobs, log_p[drawn])
-    places = kept.nonzero()[:, 0].tolist()
-    for token, nearest in zip(missed.tolist(), drawn.tolist(), strict=True):
-        if not kept[token]:
-            assert abs(nearest - token) == min(abs(place - token) for place in places)
-
-
-def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
-    torch.manual_seed(0)
-    log_p = (2 * torch.randn(40, 30)).log_softmax(-1)
-    draw = random.Random(0)
-    samplings = [
-        Sampling(
-            1,
-            top_k=draw.choice([0, 1, 5, 30, 99]),
-            min_p=draw.choice([0.0, 0.1, 1.0]),
-            top_p=draw.choice([1.0, 0.9, 0.3]),
-        )
-        for _ in log_p
-    ]
-    cut = cut_distributions(log_p, *pack(limits_of(samplings, 30), log_p.device))
-    for row, sampling, cut_row in zip(log_p, samplings, cut, strict=True):
-        order = row.argsort(descending=True).tolist()
-        left = order[: sampling.top_k or None]
-        p = row.exp().tolist()
-        left = [i for i in left if p[i] >= sampling.min_p * p[order[0]] * (1 - 1e-6)]
-        most, total, kept = sum(p[i] for i in left), 0.0, []
-        for i in left:
-            if total < sampling.top_p * most:
-                kept.append(i)
-            total += p[i]
-        share = sum(p[i] for i in kept)
-        for i in range(30):
-            if i in kept:
-                assert float(cut_row[i]) == pytest.approx(math.log(p[i] / share), abs=1e-5)
-            else:
-                assert float(cut_row[i]) == -math.inf
-
-
-def test_top_p_takes_no_token_beyond_its_share():
-    # four tokens of a quarter each: two of them are half
-    limits = pack(limits_of([Sampling(1, top_p=0.5)], 4), torch.device("cpu"))
-    cut = cut_distributions(torch.full((1, 4), 0.25).log(), *limits)
-    assert cut.exp().tolist() == [[0.5, 0.5, 0, 0]]
-
-
-def test_draws_from_a_cut_distribution_follow_it_beside_others_that_are_whole(tiny_policy):
-    # frequencies of the first token over 2,000 draws, within 5 standard errors
-    draws, cut = 2000, Sampling(1, 2.0, top_k=3)
-    with torch.no_grad():
-        logits = tiny_policy.load()(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]
-    best = logits.topk(3)
-    expected = (best.values / 2).softmax(-1)
-    engine = started(tiny_policy, slots=4096)
-
-    async def scenario():
-        root = engine.open(PROMPTS[1])
-        how = [replace(cut, seed=i) if i < draws else Sampling(1, 2.0, seed=i) for i in range(2500)]
-        return await together(*(root.fork().generate([], s) for s in how))
-
-    turns = run(scenario())
-    counts = [sum(c.token_ids[0] == i for c in turns[:draws]) for i in best.indices.tolist()]
-    assert sum(counts) == draws
-    for count, p in zip(counts, expected.tolist(), strict=True):
-        assert abs(count / draws - p) <= 5 * math.sqrt(p * (1 - p) / draws)
-    first = best.indices.tolist().index(turns[0].token_ids[0])
-    assert turns[0].logprobs[0] == pytest.approx(math.log(expected[first]), abs=1e-5)
-    assert len({c.token_ids for c in turns[draws:]}) > 3

@@ -244,18 +244,6 @@ def test_the_maximum_number_of_probes_counts_toward_engine_capacity(chat):
     assert [number for number, *_ in engine.asked[:6]] == [0, 1, 2, 3, 4, 5]
 
 
-def test_top_k_min_p_and_top_p_reach_the_engine_with_a_warning(chat, caplog):
-    rollout = Rollout(Brackets(), [Look()], top_k=20, min_p=0.1, top_p=0.9)
-    rollout.check(chat)
-    assert "cuts the distribution" in caplog.text
-    _, engine = collect_with_engine(rollout, chat, say("=x"))
-    ((_, _, sampling),) = engine.asked
-    assert (sampling.top_k, sampling.min_p, sampling.top_p) == (20, 0.1, 0.9)
-    caplog.clear()
-    Rollout(Brackets(), [Look()]).check(chat)
-    assert not caplog.text
-
-
 @pytest.mark.slow
 def test_waves_do_not_change_the_samples(tiny_model):
     from turnrl_slots import Slots
@@ -617,9 +605,6 @@ def bare(**attributes):
         ({"tools": [bare(name="x", parameters={})]}, "Bare has no description"),
         ({"tools": [bare(name="x", description="x")]}, 'no parameters. Set .*= {"type": "object"'),
         ({"segmenter": Brackets(0)}, "Brackets.max_turns is 0"),
-        ({"top_p": 0.0}, r"rollout\.top_p is 0\.0; it must be above 0, and at most 1"),
-        ({"min_p": 1.5}, r"rollout\.min_p is 1\.5; it must be from 0 to 1"),
-        ({"top_k": -1}, r"rollout\.top_k is -1"),
     ],
 )
 def test_impossible_settings_are_refused(arguments, message):

@@ -26,7 +26,6 @@ from serving import (
 )
 from turnrl import Policy, RecipeError, Sampling
 from turnrl.agent.running import on_loop
-from turnrl.cli import main
 from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
 from turnrl.policy.settings import Lora
@@ -105,13 +104,6 @@ def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
         "no_stop_trim": True,
         "sampling_seed": 3,
     }
-
-
-def test_a_recipe_that_cuts_distributions_is_refused(write_recipe, capsys):
-    write_recipe(url="http://localhost:9")  # it is not even asked
-    assert main(["fit", "recipe.yaml", "--model.rollout.top_k", "5"]) == 2
-    message = "SGLang cannot draw from a part of the distribution. Leave out model.rollout.top_k"
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

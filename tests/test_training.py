@@ -648,11 +648,19 @@ def test_impossible_settings_are_refused(tiny_model):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
 
 
-class ReadAhead(OldLogprobs):
-    """Reads ahead what the first step would give, as with dropout."""
+class NoSampler(OldLogprobs):
+    """No sampler's log-probabilities stand in for the learner's, as with older weights."""
+
+    changes = {"sampler_differs": True}
 
     def __init__(self, tokens, read, settings, uneven_passes):
-        super().__init__(tokens, read, replace(settings, dropout=True), uneven_passes)
+        super().__init__(tokens, read, replace(settings, **self.changes), uneven_passes)
+
+
+class ReadAhead(NoSampler):
+    """Reads ahead what the first step would give, as with dropout."""
+
+    changes = {"sampler_differs": True, "dropout": True}
 
 
 def counted(compute, counts, rows):
@@ -668,12 +676,9 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
     """With one step per pass, the first step's own forward pass computes them all."""
     options = {"passes_per_iteration": 2, "steps_per_pass": steps}
     learned, ahead = [], []
-    for name in ("kept", "ahead"):
-        module = make_module(
-            tiny_model, **options, rollout={"top_k": 300}
-        )  # no sampler stands in for them
-        if name == "ahead":
-            monkeypatch.setattr(turnrl.training.module, "OldLogprobs", ReadAhead)
+    for name, old_logprobs in (("kept", NoSampler), ("ahead", ReadAhead)):
+        module = make_module(tiny_model, **options)
+        monkeypatch.setattr(turnrl.training.module, "OldLogprobs", old_logprobs)
         monkeypatch.setattr(module, "read", partial(counted, module.read, ahead))
         trainer(tmp_path / name, epochs=2).fit(module, data())
         learned.append(weights(module.policy))
@@ -686,9 +691,9 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
 
 
 def test_stale_sampler_log_probabilities_never_stand_in_for_the_learners(tiny_model):
-    settings = ({}, {"rollout": {"top_k": 5}}, {"max_staleness": 1})
+    settings = ({}, {"max_staleness": 1})
     of_runs = [make_module(tiny_model, **options).learning_settings for options in settings]
-    assert [facts.sampler_differs for facts in of_runs] == [False, True, True]
+    assert [facts.sampler_differs for facts in of_runs] == [False, True]
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ from turnrl.plugin.errors import (
     check_attributes,
     check_numbers,
     instance_of,
-    within,
 )
 from turnrl.plugin.text import without_secrets
 
@@ -65,13 +64,6 @@ class Rollout:
         lockstep: Start the next turn when all trajectories have ended theirs. Then batches, and so
             results to the last digit, do not depend on how fast tools answer. Without it slow tools
             overlap with generation.
-        top_k: While collecting, draw from this many of the likeliest tokens; 0 for all tokens.
-            `top_k`, `min_p` and `top_p` bias learning, because a policy gradient assumes draws from
-            the policy's whole distribution.
-        min_p: While collecting, draw from tokens whose probability is at least this share of the
-            likeliest token's.
-        top_p: While collecting, draw from the fewest likeliest tokens whose probabilities add up to
-            this, among those that `top_k` and `min_p` leave.
         player: Drives the attempts in place of a turn scheme.
         max_restarts: How many times one attempt may restart after the world lost it
             (`TrajectoryLost`) before the run stops.
@@ -85,9 +77,6 @@ class Rollout:
     max_result_tokens: int = 512
     max_tokens: int = 2048
     lockstep: bool = True
-    top_k: int = 0
-    min_p: float = 0.0
-    top_p: float = 1.0
     player: types.Player | None = None
     max_restarts: int = 2
 
@@ -107,17 +96,12 @@ class Rollout:
             instance_of(types.Segmenter, "segmenter", self.segmenter)
         if self.player is not None:
             instance_of(types.Player, "player", self.player)
-        check_numbers("model.rollout.", self, "temperature", "top_p", optional=False)
+        check_numbers("model.rollout.", self, "temperature", optional=False)
         if not self.temperature > 0:
             raise RecipeError(
                 f"model.rollout.temperature is {self.temperature}; it must be above 0"
             )
-        if not 0 < self.top_p <= 1:
-            raise RecipeError(
-                f"model.rollout.top_p is {self.top_p}; it must be above 0, and at most 1"
-            )
-        within(0, 1, "model.rollout.", self, "min_p")
-        at_least(0, "model.rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
+        at_least(0, "model.rollout.", self, "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
         name = type(self.plugin).__name__
@@ -175,21 +159,7 @@ class Rollout:
     @property
     def sampling(self) -> types.Sampling:
         """Settings to sample any turn while collecting."""
-        return types.Sampling(
-            self.max_turn_tokens,
-            self.temperature,
-            stop=self.driver.stop,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            top_p=self.top_p,
-        )
-
-    @property
-    def cuts_distribution(self) -> bool:
-        """True if turns are drawn from a part of the policy's distribution."""
-        return types.Sampling(
-            self.max_turn_tokens, top_k=self.top_k, min_p=self.min_p, top_p=self.top_p
-        ).cuts_distribution
+        return types.Sampling(self.max_turn_tokens, self.temperature, stop=self.driver.stop)
 
     def check(self, chat: ChatFormat, tools: bool = True) -> None:
         """Check the driver, the chat template and every tool before a run.
@@ -201,12 +171,6 @@ class Rollout:
             RecipeError, PluginError: See `Driver.check`.
             ToolError: From the first tool that cannot work.
         """
-        if self.cuts_distribution:
-            _logger.warning(
-                "model.rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn "
-                "from. The sampler normalises over the tokens that are left, and the learner over "
-                "all of them, so their ratio is biased."
-            )
         if call := date_call(str(chat.tokenizer.chat_template)):
             _logger.warning(
                 f"the policy's chat template calls the clock ({call}). turnrl answers "

@@ -82,7 +82,7 @@ class RecordedTokens:
         learner_logprobs: Of the same by the weights of `policy_version`, as the learner computes
             it.
         entropies: Of the whole distribution before each sampled token, in nats, from the same pass
-            of the learner; the sampler's, which `top_k` and the like cut, is not known.
+            of the learner.
         versions: Optimiser steps behind the weights that sampled each token; null elsewhere.
         token_texts: What each token adds to the text.
     """

@@ -19,9 +19,9 @@ _BYTE = re.compile("<0x(?:2[1-9A-F]|[3-6][0-9A-F]|7[0-9A-E])>")
 
 
 def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0) -> None:
-    """Check an engine on a policy: exact appending, forks, endings, forced tokens, cut
-    distributions, more sessions at once than its capacity, seeds, closing, cancelling, versions,
-    and that old sessions end at a sync.
+    """Check an engine on a policy: exact appending, forks, endings, forced tokens, more
+    sessions at once than its capacity, seeds, closing, cancelling, versions, and that old sessions
+    end at a sync.
 
     Args:
         engine: The engine, not started yet. It is closed at the end.
@@ -60,7 +60,6 @@ class _Trial:
         likely = (await self.sample(_GREEDY)).token_ids
         await self.takes_forced_tokens(likely)
         await self.stops_within_tokens()
-        await self.cuts_distributions(likely)
         drawn = [await self.sample(Sampling(6, self.heat, n)) for n in (1, *range(1, 10))]
         self.gives_log_probabilities(drawn[0])
         self.heeds_seeds([sample.token_ids for sample in drawn])
@@ -157,20 +156,6 @@ class _Trial:
                 right = turn is None or (turn.token_ids, turn.reason) == ((token,), "stop")
                 rule = f"{self.name} does not stop at {text[0]!r} in the token {token} ({text!r})"
                 require(right, f"{rule}: {turn!r}")
-
-    async def cuts_distributions(self, likely: tuple[int, ...]) -> None:
-        """Check that a distribution can be cut to its likeliest token, unless the engine cannot."""
-        cuts = (Sampling(6, self.heat, top_k=1), Sampling(6, self.heat, min_p=1.0))
-        for sampling in (*cuts, Sampling(6, self.heat, top_p=1e-6)):
-            alone = await self.if_able(sampling)
-            declared = f"{self.name}.cuts_distributions is {self.engine.cuts_distributions}, but it"
-            verb = "cannot" if alone is None else "can"
-            as_declared = (alone is not None) == self.engine.cuts_distributions
-            require(as_declared, f"{declared} {verb} draw with {sampling}")
-            right = alone is None or alone.token_ids == likely
-            rule = f"{self.name} is to draw the likeliest tokens alone, of log-probability 0, with"
-            certain = right and not (alone and min(alone.logprobs) < -1e-3)
-            require(certain, f"{rule} {sampling}: {alone!r}")
 
     def gives_log_probabilities(self, sample: Completion) -> None:
         """Check a sample's log-probabilities against those of one plain pass of the policy."""

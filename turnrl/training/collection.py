@@ -193,11 +193,6 @@ class Collector:
             RecipeError: Naming the setting, and the next step.
         """
         engine, rollout = self.parts.engine, self.parts.rollout
-        if rollout.cuts_distribution and not engine.cuts_distributions:
-            raise RecipeError(
-                f"{engine.name} cannot draw from a part of the distribution. Leave out "
-                "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
-            )
         ahead, corrects = self.parts.max_staleness, "sampler" in self.parts.objective.needs
         if learns and ahead and (engine.keeps <= ahead or not corrects):
             raise RecipeError(

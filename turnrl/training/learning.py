@@ -190,8 +190,7 @@ class LearningSettings:
         dropout: True if forward passes of a step have dropout.
         needs: The log-probabilities that the objective needs. Without the old ones, none are kept
             or read.
-        sampler_differs: True if the sampler draws from another distribution than the learner's:
-            from a part of it, or with older weights.
+        sampler_differs: True if the sampler may have older weights than the learner.
     """
 
     passes: int = 1

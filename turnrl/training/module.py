@@ -266,7 +266,7 @@ class MTGRPO(PolicyModule):
             steps_per_pass=self.steps_per_pass,
             dropout=lora is not None and lora.dropout > 0,
             needs=self.objective.needs,
-            sampler_differs=self.rollout.cuts_distribution or self.max_staleness > 0,
+            sampler_differs=self.max_staleness > 0,
         )
 
     def _mean_over_processes(self, value: Tensor) -> Tensor:

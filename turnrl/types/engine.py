@@ -62,12 +62,6 @@ class Sampling:
         forced_ids: Tokens to take in place of the first draws, for a replay or a measurement; their
             log-probabilities are still the model's. An engine that cannot take them raises
             NotImplementedError.
-        top_k: Draw from this many of the likeliest tokens; 0 for all.
-        min_p: Draw from tokens whose probability is at least this fraction of the likeliest one's.
-        top_p: Of the tokens that `top_k` and `min_p` leave, draw from the fewest likeliest whose
-            renormalised probabilities add up to this. All three apply to probabilities at the
-            temperature, and log-probabilities are those of the cut distribution. Greedy turns
-            ignore all three. An engine that cannot cut distributions raises NotImplementedError.
     """
 
     max_tokens: int
@@ -76,14 +70,6 @@ class Sampling:
     stop: tuple[str, ...] = ()
     end_ids: tuple[int, ...] = ()
     forced_ids: tuple[int, ...] = ()
-    top_k: int = 0
-    min_p: float = 0.0
-    top_p: float = 1.0
-
-    @property
-    def cuts_distribution(self) -> bool:
-        """True if tokens are drawn from a part of the distribution."""
-        return self.temperature > 0 and (self.top_k > 0 or self.min_p > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True)
@@ -270,8 +256,6 @@ class Engine(Sampler):
     Attributes:
         seeded: True if the same seed and history always give the same tokens. Set it to False if
             your engine cannot promise that.
-        cuts_distributions: True if it can draw from a part of the distribution, as `top_k`, `min_p`
-            and `top_p` ask. If it cannot, a recipe that sets one of them is refused.
         keeps: Number of versions of the weights that it can sample with at a time. An engine that
             keeps several has its own copies: it samples while the policy learns, and a session
             continues with the weights that it began with, or newer ones, as long as they are among
@@ -290,7 +274,6 @@ class Engine(Sampler):
     """
 
     seeded: bool = True
-    cuts_distributions: bool = True
     keeps: int = 1
     copies_weights: bool = False
     approximates: bool = False

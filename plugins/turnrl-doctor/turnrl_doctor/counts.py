@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from turnrl.policy.sizes import GATHERED, LOGITS, copies_factors
 from turnrl_doctor.work import Choice, Work
-from turnrl_slots.sizes import CUT_ROWS, PAGE, ROWS, pages_of
+from turnrl_slots.sizes import PAGE, ROWS, pages_of
 
 CONTEXT = 500_000_000
 """Bytes of a CUDA context with its libraries' workspaces."""
@@ -127,8 +127,8 @@ def reading(work: Work, tokens: int, rows: int) -> int:
 def stepping(work: Work, rows: int) -> int:
     """The peak of sampling one token in each of so many rows: a forward pass, then the draws."""
     shape = work.shape
-    drawn = 2 * min(rows, ROWS) + (7 * min(rows, CUT_ROWS) if work.cut else 0)
-    return max(forward(work, rows), drawn * shape.vocab * 4 + rows * shape.hidden * work.size)
+    logits = 2 * min(rows, ROWS) * shape.vocab * 4
+    return max(forward(work, rows), logits + rows * shape.hidden * work.size)
 
 
 def sampling(work: Work, choice: Choice) -> Parts:

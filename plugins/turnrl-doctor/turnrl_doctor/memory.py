@@ -70,7 +70,6 @@ def work_of(start: Start) -> Work:
         turn_tokens=rollout.max_turn_tokens,
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
-        cut=rollout.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
         mixed=half and lora is None,

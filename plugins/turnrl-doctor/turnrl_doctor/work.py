@@ -99,7 +99,6 @@ class Work:
         turn_tokens: The most tokens of a turn.
         turns: The most turns.
         result_tokens: The most tokens between two turns.
-        cut: True if tokens are drawn from a part of the distribution.
         moments: Numbers in float32 that the optimiser keeps for each weight.
         processes: Number of processes that learn together.
         sampled: True if the plan knows the engine's memory.
@@ -117,7 +116,6 @@ class Work:
     turn_tokens: int = 512
     turns: int = 2
     result_tokens: int = 512
-    cut: bool = False
     moments: float = 2
     processes: int = 1
     sampled: bool = True

@@ -79,13 +79,11 @@ class Endpoint(MessageSampler):
         await self._connection.close()
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
-        cuts = {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
         return self.server.request(
             messages,
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stream=True,
-            **(cuts if sampling.cuts_distribution else {}),
         )
 
     async def _reply(self, response: Response, stop: Sequence[str]) -> Reply:

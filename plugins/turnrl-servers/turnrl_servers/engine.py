@@ -82,7 +82,6 @@ class ServerEngine(Engine):
         settings: Its settings.
         kind: The kind of server.
         supply: Where the servers come from.
-        cuts_distributions: See `Engine`.
 
     Attributes:
         pool: The servers; None before `start` and after `close`.
@@ -93,15 +92,9 @@ class ServerEngine(Engine):
     copies_weights = True
     approximates = True
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        kind: type[Server],
-        supply: Supply,
-        cuts_distributions: bool = True,
-    ) -> None:
+    def __init__(self, settings: ServerSettings, kind: type[Server], supply: Supply) -> None:
         self.settings, self.kind, self.supply = settings, kind, supply
-        self.keeps, self.cuts_distributions = settings.keeps, cuts_distributions
+        self.keeps = settings.keeps
         self.pool: Pool | None = None
         self.weights: Weights | None = None
         self._where = Surroundings()

@@ -53,10 +53,7 @@ class SGLangServer(Server):
         return list((await self.connection.ask("POST", "/tokenize", body))["tokens"])
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
-        """See `Server.turn_request`. SGLang gives log-probabilities of the whole distribution,
-        whatever part of it tokens are drawn from."""
-        if sampling.cuts_distribution:
-            raise NotImplementedError("SGLang cannot draw from a part of the distribution")
+        """See `Server.turn_request`."""
         parameters = _plain(sampling.max_tokens, sampling.temperature)
         # a server that samples deterministically would give all attempts the same seed
         parameters["sampling_seed"] = sampling.seed % 2**31

@@ -55,4 +55,4 @@ class SGLang(ServerSettings):
         from turnrl_sglang.server import SGLangServer
 
         supply = Running(SGLangServer, self)
-        return ServerEngine(self, SGLangServer, supply, cuts_distributions=False)
+        return ServerEngine(self, SGLangServer, supply)

@@ -11,9 +11,6 @@ PREFILL_TOKENS = 16_384
 ROWS = 256
 """Rows whose logits are held at once. A CPU holds all, because last digits may depend on it."""
 
-CUT_ROWS = 64
-"""Rows whose distributions are cut at once. A CPU cuts all."""
-
 
 def pages_of(tokens: int) -> int:
     """The number of pages that so many tokens take."""

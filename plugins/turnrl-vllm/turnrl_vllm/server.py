@@ -51,8 +51,6 @@ class VLLMServer(Server):
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`."""
         body = _plain(ids, sampling.max_tokens, sampling.temperature)
-        if sampling.cuts_distribution:
-            body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         # the model's own end tokens end a turn only if they are among these

@@ -30,8 +30,6 @@ class ExampleEngine(EngineSettings):
 class PlainEngine(Engine):
     """The engine that these settings describe."""
 
-    cuts_distributions = False
-
     def __init__(self) -> None:
         self.version = 0  # of the weights, in optimiser steps
         self.turns = 0  # the number being sampled
@@ -105,8 +103,8 @@ class _History(Session):
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self.check()
-        if sampling.forced_ids or sampling.cuts_distribution:
-            raise NotImplementedError("cannot force tokens or truncate the distribution")
+        if sampling.forced_ids:
+            raise NotImplementedError("cannot force tokens")
         self.busy = True
         completion = await self.engine.sample([*self.ids, *new_ids], sampling)
         # a cancelled turn never gets here: its session stays busy, because its tokens are lost
