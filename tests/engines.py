@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedTokenizerFast
 
-import turnrl_slots.kernel
-import turnrl_slots.ways
+import turnrl.policy.varlen
+import turnrl_slots.kernel_trial
+import turnrl_slots.triton_pages
 from conftest import greedy_reference
 from turnrl import Policy, Sampling
 from turnrl.policy.settings import Lora
@@ -118,47 +119,6 @@ def falling_back(tiny_policy):
     return policy
 
 
-def naive_varlen(query, key, value, begins, reach, most, most_keys, **options):
-    """torch's kernel as its documentation has it, in plain loops: sequences one after the other,
-    keys in pages or one after the other, of which the first `seqused_k` count, and the last query
-    of each sequence on a level with the last of them."""
-    table, used = options.pop("block_table"), options.pop("seqused_k")
-    left, right = options.pop("window_size")
-    scale = options.pop("scale")
-    assert not options
-    assert {begins.dtype, used.dtype} == {torch.int32}
-    assert int(begins.diff().max()) == most
-    assert int(used.max()) <= most_keys
-    assert left == -1
-    if table is None:
-        assert reach.dtype == torch.int32
-        assert int(reach[-1]) == len(key)
-        assert int(reach.diff().max()) == most_keys
-    else:
-        assert (reach, table.dtype) == (None, torch.int32)
-        assert most_keys == table.shape[1] * key.shape[1]
-    out = []
-    for n, length in enumerate(used.tolist()):
-        if table is None:
-            k, v = (side[reach[n] : reach[n + 1]][:length] for side in (key, value))
-        else:
-            k, v = (side[table[n].long()].flatten(0, 1)[:length] for side in (key, value))
-        asked = query[begins[n] : begins[n + 1]]
-        for i, q in enumerate(asked):
-            seen = length if right < 0 else length - len(asked) + 1 + i
-            few = q.shape[0] // k.shape[1]
-            scores = torch.einsum("hd,thd->ht", q, k[:seen].repeat_interleave(few, 1)) * scale
-            weights = scores.softmax(-1)
-            out.append(torch.einsum("ht,thd->hd", weights, v[:seen].repeat_interleave(few, 1)))
-    return torch.stack(out)
-
-
-def takes_no_pages(*arguments, **options):
-    if options["block_table"] is not None:
-        raise RuntimeError("paged attention takes FlashAttention 3")
-    return naive_varlen(*arguments, **options)
-
-
 def varlen_of_torch_2_11(
     query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
     return_aux=None, scale=None, window_size=(-1, -1),
@@ -192,15 +152,23 @@ def varlen_of_torch_2_11(
     return torch.cat(out)
 
 
-KERNELS = {"pages": naive_varlen, "gathered": takes_no_pages}
+def rows_in_loops(query, keys, values, table, used, scale, parts=None):
+    """Our own kernel in plain loops: a query of each row, over its pages in place."""
+    out = []
+    for q, pages, length in zip(query, table.long(), used.tolist(), strict=True):
+        k, v = (side[pages].flatten(0, 1)[:length] for side in (keys, values))
+        k, v = (side.repeat_interleave(len(q) // k.shape[1], 1) for side in (k, v))
+        weights = (torch.einsum("hd,thd->ht", q, k) * scale).softmax(-1)
+        out.append(torch.einsum("ht,thd->hd", weights, v))
+    return torch.stack(out)
 
 
-@pytest.fixture(params=KERNELS)
-def kernel(request, monkeypatch):
-    """A CPU that takes a kernel for pages, with or without a table of them, for its own."""
-    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
-    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", KERNELS[request.param])
-    return request.param
+@pytest.fixture
+def kernel(monkeypatch):
+    """A CPU that counts as a GPU in half precision, with its kernels in plain loops."""
+    monkeypatch.setattr(turnrl_slots.kernel_trial, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
+    monkeypatch.setattr(turnrl_slots.triton_pages, "attend_rows", rows_in_loops)
 
 
 @pytest.fixture(params=["none", "nf4"])

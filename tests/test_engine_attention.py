@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import turnrl_slots.kernel
-import turnrl_slots.ways
 from conftest import greedy_reference
-from engines import GREEDY, PAGE_BYTES, PROMPTS, kernel, naive_varlen, run, started, together
+from engines import GREEDY, PAGE_BYTES, PROMPTS, kernel, run, started, together
 from turnrl_slots.attention import Feed, GatherPlan, Pass
 from turnrl_slots.pages import Pool, Shapes
 from turnrl_slots.sizes import PAGE
@@ -83,7 +81,6 @@ def test_attention_over_shared_pages_matches_each_row_alone(seed):
 def test_turns_read_by_a_kernel_match_full_forward_passes(tiny_policy, kernel):
     # ragged prompts that begin alike or not, some begun while others are sampled, and forks
     engine = started(tiny_policy, 256, slots=3)
-    assert engine.pool.kernel == kernel
     alike = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
     prompts = [*PROMPTS, [*alike, 1], [*alike, 2, 3]]
 
@@ -118,27 +115,3 @@ def test_sessions_give_up_pages_that_a_kernel_reads_and_continue(tiny_policy, ke
     for history in run(together(*map(converse, range(6)))):
         assert history[-9:] == greedy_reference(tiny_policy, history[:-9], 9)
     assert engine.pool.store.shape[2] == 11
-
-
-def off_by_one(*arguments, **options):
-    return naive_varlen(*arguments, **{**options, "seqused_k": options["seqused_k"] - 1})
-
-
-def refuses(*_, **options):
-    raise TypeError("varlen_attn() got an unexpected keyword argument 'seqused_k'")
-
-
-@pytest.mark.parametrize("broken", [off_by_one, refuses])
-def test_a_kernel_that_is_wrong_or_refuses_is_not_used(tiny_policy, broken, monkeypatch, caplog):
-    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
-    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", broken)
-    before = torch.get_rng_state()
-    with caplog.at_level("INFO"):
-        engine = started(tiny_policy)
-    assert engine.pool.kernel is None
-    assert torch.equal(torch.get_rng_state(), before)
-    messages = " ".join(record.message for record in caplog.records)
-    assert "no attention over pages (gathered): " in messages
-    assert "it is off by" in messages or "unexpected keyword" in messages
-    completion = run(engine.open(PROMPTS[0]).generate([], GREEDY))
-    assert list(completion.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)

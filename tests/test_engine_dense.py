@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engines import GREEDY, PROMPTS, Watched, adapted, move, run, started
-from turnrl import Policy, RecipeError, Sampling
+from turnrl import Policy, Sampling
 from turnrl.policy.layout import lay_out
 from turnrl.policy.settings import Lora
 
@@ -142,7 +142,5 @@ def test_pages_are_tried_with_the_weights_that_sample(tiny_model):
     assert started(policy, 256, decode_weights="dense").capacity
 
 
-def test_dense_weights_without_an_adapter_are_refused(tiny_policy):
-    message = r"decode_weights is 'dense'.*Set it to 'adapter', or add model\.policy\.lora"
-    with pytest.raises(RecipeError, match=message):
-        started(tiny_policy, decode_weights="dense")
+def test_dense_weights_without_an_adapter_are_the_policys_own(tiny_policy):
+    assert not started(tiny_policy, decode_weights="dense").passes.samples_dense

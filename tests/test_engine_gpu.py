@@ -3,7 +3,6 @@ kernel by Triton's interpreter, its memory, its copies, and what it refuses."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -25,12 +24,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import turnrl_slots.engine
-import turnrl_slots.kernel
 import turnrl_slots.memory
 import turnrl_slots.pages
 import turnrl_slots.sampling
 import turnrl_slots.transfer
-import turnrl_slots.ways
 from conftest import greedy_reference
 from engines import (
     GREEDY,
@@ -42,20 +39,19 @@ from engines import (
     converse_by_steps,
     kernel,
     model,
-    move,
+    rows_in_loops,
     run,
     started,
-    takes_no_pages,
     together,
 )
 from turnrl import Policy, RecipeError, Sampling
 from turnrl.policy.settings import Lora
 from turnrl_slots import Slots, triton_pages
+from turnrl_slots.kernel_trial import has_kernel
 from turnrl_slots.memory import auto_memory, empty_cache
 from turnrl_slots.sampling import draw
 from turnrl_slots.trial import fill
 from turnrl_slots.triton_pages import parts_of
-from turnrl_slots.ways import find_way
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
 """The most KB of shared memory that a program may have, by compute capability (CUDA C++ Programming
@@ -155,7 +151,6 @@ def test_the_triton_kernel_attends_to_pages_in_place(tiny_model):
     for name, gap in results["correct"].items():
         assert gap < (2e-3 if "28/4" in name else 2e-6), name
     sampled = results["sampled"]
-    assert sampled["way"] == "triton"
     assert sampled["right"] == [True] * 3
     assert sampled["replayed"]
     assert sampled["attention while sampling"].startswith("Triton kernel, pages read in place")
@@ -215,7 +210,7 @@ def test_few_long_rows_are_divided_until_they_fill_a_card():
     assert parts_of(1, 1, 10_000, 528) == 64
 
 
-# ------------------------------------------------------------------- the choice of a way
+# ------------------------------------------------------------------- the trial of the kernels
 
 
 DEVICES = RuntimeError(
@@ -233,8 +228,8 @@ def test_memory_and_device_errors_are_raised_from_a_trial(tiny_policy, monkeypat
 
     policy = Watched(tiny_policy)
     if when == "a kernel is tried":
-        monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
-        monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", fails)
+        monkeypatch.setattr(turnrl_slots.kernel_trial, "takes_ragged", lambda *_: True)
+        monkeypatch.setattr(turnrl_slots.triton_pages, "attend_rows", fails)
     elif when == "two tokens are read":
         policy.hidden = fails
     else:
@@ -244,7 +239,6 @@ def test_memory_and_device_errors_are_raised_from_a_trial(tiny_policy, monkeypat
     assert raised.value is error
 
 
-@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 @pytest.mark.parametrize("error", [DEVICES, MEMORY])
 def test_memory_that_runs_out_while_a_step_is_recorded_stops_the_run(tiny_policy, kernel, error):
     class Fails(Recorder):
@@ -255,127 +249,31 @@ def test_memory_that_runs_out_while_a_step_is_recorded_stops_the_run(tiny_policy
         converse_by_steps(tiny_policy, Fails())
 
 
-def test_falling_back_to_gathered_attention_warns_but_choosing_it_does_not(
-    tiny_policy, monkeypatch, caplog
-):
-    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
-    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", takes_no_pages)
-    assert started(tiny_policy, attention="gathered").pool.kernel == "gathered"
-    assert started(tiny_policy, attention="plain").pool.kernel is None
-    assert not [r for r in caplog.records if r.levelname == "WARNING"]
-    assert started(tiny_policy).pool.kernel == "gathered"
-    (warning,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert "gathered in every layer" in warning
-    assert "sampling takes 1.7 times as long" in warning
-    assert "pages: RuntimeError: paged attention takes FlashAttention 3; triton: " in warning
-    with pytest.raises(RecipeError, match=r"attention is 'pages'.*takes FlashAttention 3.*'auto'"):
-        started(tiny_policy, attention="pages")
-
-
-def test_a_way_that_cannot_be_had_is_refused_with_the_next_step(tiny_policy, monkeypatch):
-    with pytest.raises(RecipeError, match=r"is 'triton', which takes bfloat16.*float32 on cpu"):
-        started(tiny_policy, attention="triton")
-    with pytest.raises(RecipeError, match=r"attention is 'fastest'; choose one of auto, fa3"):
-        Slots(attention="fastest")
-    monkeypatch.setattr(turnrl_slots.ways, "find_spec", lambda name: None)
-    for attention, package in (("triton", "triton"), ("fa3", "flash_attn_interface")):
-        with pytest.raises(RecipeError, match=rf"is '{attention}', which needs {package}, and"):
-            Slots(attention=attention).build().check(tiny_policy, 64)
-    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
-    # torch itself says that the package is missing
-    with pytest.raises(RecipeError, match=r"'fa3', and FlashAttention 3 cannot be activated \("):
-        started(tiny_policy, attention="fa3")
-
-
 def test_float32_on_a_gpu_logs_advice_to_use_bfloat16(caplog):
-    shapes = SimpleNamespace(dtype=torch.float32)
-    assert find_way(shapes, torch.device("cuda")) is None
+    assert not has_kernel(SimpleNamespace(dtype=torch.float32), torch.device("cuda"))
     assert "policy.dtype to 'bfloat16'" in caplog.text
-    assert find_way(shapes, torch.device("cuda"), "plain") is None
-    assert len(caplog.records) == 1
 
 
-# ------------------------------------------------------------------- memory that is kept
+@pytest.mark.parametrize("fault", ["wrong", "refused"])
+def test_a_kernel_that_is_wrong_or_refuses_is_not_used(
+    tiny_policy, kernel, fault, monkeypatch, caplog
+):
+    def broken(query, keys, values, table, used, scale, parts=None):
+        if fault == "refused":
+            raise TypeError("no such argument")
+        return rows_in_loops(query, keys, values, table, used - 1, scale)
 
-
-def collect(engine, version, prompts=PROMPTS):
-    """A collection of greedy turns."""
-
-    async def scenario():
-        engine.sync(version)
-        completions = await together(*(engine.open(p).generate([], GREEDY) for p in prompts))
-        await engine.drain()
-        return [list(completion.token_ids) for completion in completions]
-
-    return run(scenario())
-
-
-def gave_back(engine):
-    """True if neither pages nor dense weights nor graphs are in memory."""
-    return (
-        not engine.pool.allocated
-        and engine.passes.dense is None
-        and not engine.passes.decoder.steps
-    )
-
-
-@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
-@pytest.mark.parametrize("keep", [True, None])
-def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kernel, keep):
-    policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
-    policy.load()
-    small = f"{20 * PAGE_BYTES / 1e3}KB"
-    engine = Slots(decode_weights="dense", keep_memory=keep, kv_memory=small).build()
-    engine.start(policy, 64)
-    engine.passes.decoder.graphs = graphs = Recorder()
-    places, recorded = [], []
-    for version in range(3):
-        move(policy, version)
-        sampled = collect(engine, version)
-        wanted = [greedy_reference(policy, prompt, 12) for prompt in PROMPTS]
-        assert sampled == wanted  # by the weights as they are now
-        recorded.append(len(graphs.recorded))
-        if keep:
-            assert engine.pool.allocated
-            weights = [dense.weight.data_ptr() for _, dense in engine.passes.dense._layers]
-            places.append((engine.pool.store.data_ptr(), weights))
-            assert not engine.pool.store.any()  # what lay there is gone, and all of it is finite
-        else:
-            assert gave_back(engine)
-    if keep:
-        assert places[0] == places[1] == places[2]
-        assert recorded[0] == recorded[2] >= 1
-        assert "kept" in engine.in_force["memory between collections"]
-    else:
-        assert recorded[2] == 3 * recorded[0]
-    engine.close()
-    assert gave_back(engine)
-
-
-@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
-def test_graphs_are_recorded_again_when_a_weight_has_moved(tiny_model, kernel):
-    policy = Policy(str(tiny_model)).build()
-    policy.load()
-    engine = started(policy, keep_memory=True)
-    engine.passes.decoder.graphs = graphs = Recorder()
-    collect(engine, 0)
-    collect(engine, 1)
-    before = len(graphs.recorded)
-    weight = policy.load().model.layers[0].mlp.up_proj.weight
-    weight.data = weight.data.clone() * 1.5
-    sampled = collect(engine, 2)
-    assert len(graphs.recorded) == 2 * before
-    assert sampled == [greedy_reference(policy, prompt, 12) for prompt in PROMPTS]
-
-
-def test_kept_pages_hold_nothing_that_a_later_collection_finds(tiny_policy):
-    policy = Watched(tiny_policy)
-    engine = started(policy, keep_memory=True)
-    collect(engine, 0)
-    policy.read.clear()
-    collect(engine, 1)
-    first = policy.read[0][1]
-    assert first >= sum(map(len, PROMPTS))  # every prompt is read again
+    assert started(tiny_policy, attention="plain").pool.kernel is False
+    assert not caplog.records
+    monkeypatch.setattr(turnrl_slots.triton_pages, "attend_rows", broken)
+    before = torch.get_rng_state()
+    engine = started(tiny_policy)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert engine.in_force["attention while sampling"].startswith("products of matrices")
+    (warning,) = (record.message for record in caplog.records)
+    assert "no such argument" in warning or "it is off by" in warning
+    completion = run(engine.open(PROMPTS[0]).generate([], GREEDY))
+    assert list(completion.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
 
 
 # ------------------------------------------------------------------- options that a plan fills in
@@ -390,7 +288,7 @@ def test_in_force_tells_what_was_given_and_what_was_left_open(tiny_model):
     assert engine.in_force["turns at once"] == "256"  # on a CPU, as ever
     assert engine.in_force["weights while sampling"] == "base and adapter"
     memory = f"{20 * PAGE_BYTES / 1e3}KB"
-    engine = Slots(3, 40, memory, decode_weights="dense", keep_memory=True).build()
+    engine = Slots(3, 40, memory, decode_weights="dense").build()
     engine.start(policy, 64)
     assert dict(engine.in_force) == {
         "attention while sampling": "products of matrices, pages gathered in every layer",
@@ -398,7 +296,6 @@ def test_in_force_tells_what_was_given_and_what_was_left_open(tiny_model):
         "weights while sampling": "base, dense, and adapter",
         "keys and values": "0.00 GB, 640 tokens, at least 10 sessions",
         "turns at once": "3",
-        "memory between collections": "kept",
     }
 
 
@@ -423,20 +320,6 @@ def test_a_model_is_refused_by_its_configuration_alone(random_model, tiny_model)
     recurrent = policy("Qwen3Next", layer_types=["linear_attention", "full_attention"])
     with pytest.raises(RecipeError, match=r"'linear_attention'.*choose another model"):
         Slots().build().check(recurrent, 64)
-
-
-def test_memory_too_small_for_one_trajectory_is_refused_before_weights_load(tiny_model):
-    policy = Policy(str(tiny_model)).build()
-    two = f"{2 * PAGE_BYTES / 1e3}KB"
-    Slots(kv_memory=two).build().check(policy, 64)
-    with pytest.raises(RecipeError, match=r"room for 64 tokens of 512 bytes.*max_tokens = 65"):
-        Slots(kv_memory=two).build().check(policy, 65)
-    # half precision would do with half of it, and this policy may have it on a GPU
-    Slots(kv_memory=two).build().check(Policy(str(tiny_model), lora=Lora(r=4)).build(), 128)
-    with pytest.raises(RecipeError, match=r"'dense', and no linear layer.*add model\.policy\.lora"):
-        Slots(decode_weights="dense").build().check(policy, 64)
-    Slots(decode_weights="dense").build().check(Policy(str(tiny_model), lora=Lora(r=4)).build(), 64)
-    assert policy.network is None
 
 
 def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
@@ -467,8 +350,6 @@ def test_an_engine_gives_memory_back_before_and_after_it_samples(tiny_policy, mo
     monkeypatch.setattr(turnrl_slots.pages, "empty_cache", emptied.append)
     assert engine.pool.store is engine.pool.store
     assert emptied == [torch.device("cpu")]
-    engine.pool.reset(keep=True)
-    assert len(emptied) == 1
     engine.pool.reset()
     assert len(emptied) == 2
 
@@ -506,7 +387,6 @@ def trial(policy, prefill_tokens, rows, **options):
     return watched
 
 
-@pytest.mark.parametrize("kernel", ["pages", "gathered"], indirect=True)
 def test_a_full_prefill_and_a_full_step_are_tried(tiny_policy, kernel):
     # 250 tokens at once, in texts of 64; then a token in each of five turns, padded to 8
     assert trial(tiny_policy, 250, 5).read == [(1, 250), (1, 8)]
@@ -567,7 +447,6 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -592,13 +471,13 @@ def test_a_step_makes_few_copies_and_none_for_a_row(tiny_policy, kernel, samplin
     counted(turnrl_slots.transfer, "upload", "up")
     counted(turnrl_slots.decode, "fill", "up")
     counted(turnrl_slots.sampling, "download", "down")
-    attends = turnrl_slots.kernel.varlen_attn
+    attends = turnrl_slots.triton_pages.attend_rows
 
     def unseen(*arguments, **options):  # the stand-in of a kernel asks for numbers as it likes
         with _disable_current_modes():
             return attends(*arguments, **options)
 
-    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", unseen)
+    monkeypatch.setattr(turnrl_slots.triton_pages, "attend_rows", unseen)
     engine = started(tiny_policy)
     advance = engine._pass
 
@@ -756,23 +635,6 @@ def test_arrays_of_several_types_survive_being_packed_for_one_copy():
     assert turnrl_slots.transfer.download(tokens, logprobs) == ([5, 151_000], logprobs.tolist())
 
 
-def test_an_engine_stays_usable_after_a_collection_that_failed_with_kept_memory(tiny_policy):
-    policy = Watched(tiny_policy)
-    engine = started(policy, keep_memory=True)
-
-    async def fails():
-        engine.sync(0)
-        policy.logits = lambda hidden: (_ for _ in ()).throw(MEMORY)
-        with pytest.raises(torch.OutOfMemoryError):
-            await engine.open(PROMPTS[0]).generate([], GREEDY)
-        await engine.drain()
-
-    asyncio.run(fails())
-    assert not engine.pool.allocated  # memory that ran out is given back
-    policy.logits = tiny_policy.logits
-    assert collect(engine, 1) == [greedy_reference(tiny_policy, p, 12) for p in PROMPTS]
-
-
 # ------------------------------------------------------------------- on a GPU
 
 
@@ -793,49 +655,3 @@ def test_the_triton_kernel_attends_on_a_gpu(dtype, size, parts):
         largest = gap(turnrl_slots.triton_pages, *heads, size, dtype, parts, used, "cuda")
         assert largest < 0.02  # of weighed sums of numbers near 1, rounded to half precision
         assert gap(turnrl_slots.triton_pages, *heads, size, dtype, parts, [3], "cuda") < 0.02
-
-
-@pytest.mark.gpu
-@on_a_gpu
-@pytest.mark.parametrize("decode_weights", ["adapter", "dense"])
-@pytest.mark.parametrize("attention", ["triton", "gathered"])
-def test_kept_graphs_compute_with_the_weights_of_each_collection(
-    tiny_model, attention, decode_weights
-):
-    policy = Policy(str(tiny_model), lora=Lora(r=4), dtype="bfloat16").build()
-    policy.load("cuda")
-    policy.to("cuda")
-    prompts = [[n + 1] * (3 + 9 * n) for n in range(7)]
-    forced = [tuple(range(50, 60 + 7 * n)) for n in range(7)]
-    rows = [
-        ([*p, *ids], [False] * len(p) + [True] * len(ids))
-        for p, ids in zip(prompts, forced, strict=True)
-    ]
-    engine = Slots(
-        kv_memory="64MB", attention=attention, decode_weights=decode_weights, keep_memory=True
-    ).build()
-    engine.start(policy, 256)
-    assert engine.in_force["CUDA graphs"] == "on"
-
-    async def scenario(version):
-        engine.sync(version)
-        turns = zip(prompts, forced, strict=True)
-        completions = await together(
-            *(engine.open(p).generate([], Sampling(len(i), forced_ids=i)) for p, i in turns)
-        )
-        await engine.drain()
-        return torch.tensor([value for completion in completions for value in completion.logprobs])
-
-    recorded, seen = [], []
-    for version in range(3):
-        move(policy, version)
-        seen.append(run(scenario(version)))
-        learned = torch.cat([scores[0] for scores in policy.read(rows, 10_000)])
-        # of some 20 nats each; bfloat16 alone makes a tenth of a nat
-        assert (seen[-1] - learned).abs().mean() < 0.25
-        recorded.append(
-            sum(step.replay is not None for step in engine.passes.decoder.steps.values())
-        )
-    assert recorded[0] > 2
-    assert recorded[1] == recorded[2]
-    assert (seen[0] - seen[1]).abs().mean() > 0.5  # other weights, by the same graphs

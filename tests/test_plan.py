@@ -400,7 +400,7 @@ def test_a_larger_card_recomputes_less_and_samples_more_at_once():
 
 
 def test_settings_from_the_recipe_are_kept_and_shown_as_given():
-    settings = {"slots": 48, "minibatch_tokens": 4096, "kv_memory": 3 * 10**9, "keep_memory": False}
+    settings = {"slots": 48, "minibatch_tokens": 4096, "kv_memory": 3 * 10**9}
     plan = choose(TRIVIA, card(24), settings)
     assert {name: getattr(plan.choice, name) for name in settings} == settings
     lines = [line.split() for line in table(plan).splitlines()]
@@ -418,10 +418,6 @@ def test_an_engine_in_its_own_process_has_its_share_of_each_phase():
     assert plan.total("sampling") == alone.total("sampling") + beside.sampling
     with pytest.raises(RecipeError, match=r"is the engine's process .*--gpu-memory-utilization"):
         choose(replace(TRIVIA, sampled=False, beside=Beside(78 * 10**9, 0)), card(80), {})
-    # beside what an engine keeps in the run's own process
-    both = memory(replace(TRIVIA, beside=beside), replace(plan.choice, keep_memory=True))
-    assert both["learning"][ENGINE] == beside.learning
-    assert "graphs" in both["learning"]
     # what it keeps meanwhile leaves less for minibatches
     awake = choose(
         replace(TRIVIA, sampled=False, beside=Beside(50 * 10**9, 50 * 10**9)), card(80), {}

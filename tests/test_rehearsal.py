@@ -336,7 +336,7 @@ def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
 
 
 def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
-    module = make_module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", keep_memory=True))
+    module = make_module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", attention="plain"))
     finding = rehearse(module, data())["sampling"]
     assert finding.status == "pass"
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import turnrl.policy.trials
 import turnrl.policy.varlen
-import turnrl_slots.ways
-from engines import Recorder, converse_by_steps, started, varlen_of_torch_2_11
-from turnrl import Policy, RecipeError
+from engines import varlen_of_torch_2_11
+from turnrl import Policy
 from turnrl.policy.layout import lay_out, takes_ragged
 from turnrl.policy.settings import Lora
 from turnrl.policy.varlen import torch_varlen_attn, varlen_attn
@@ -24,7 +23,6 @@ from turnrl.policy.varlen import torch_varlen_attn, varlen_attn
 def torch_2_11(monkeypatch):
     """A torch whose `varlen_attn` is 2.11's, on a CPU that counts as a GPU in half precision."""
     monkeypatch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
-    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     monkeypatch.setattr(turnrl.policy.trials, "takes_ragged", lambda *_: True)
 
 
@@ -94,20 +92,6 @@ def test_keys_that_a_sequence_does_not_use_count_for_nothing(sizes, alone, scale
                 scores = (k[seen, head // 2] @ heads[head]) * (8**-0.5 if scale is None else scale)
                 wanted.append(scores.softmax(0) @ v[seen, head // 2])
     assert torch.allclose(attended.flatten(0, 1), torch.stack(wanted), atol=1e-5)
-
-
-def test_torch_2_11_samples_over_pages_and_by_graphs(tiny_policy, torch_2_11, caplog):
-    engine = started(tiny_policy)
-    assert engine.pool.kernel == "gathered"  # nothing but Triton reads pages in place there
-    (warning,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert f"pages: RuntimeError: torch {torch.__version__} reads no pages in place" in warning
-    assert "bfloat16" not in warning
-    graphs = Recorder()
-    converse_by_steps(tiny_policy, graphs)  # compares the tokens
-    assert set(graphs.recorded) == {2, 4, 8}
-    assert graphs.replayed > 20
-    with pytest.raises(RecipeError, match=r"'pages', which does not work.*reads no pages in place"):
-        started(tiny_policy, attention="pages")
 
 
 @pytest.mark.parametrize("window", [None, 3])

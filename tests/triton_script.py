@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-import turnrl_slots.kernel
+import turnrl_slots.kernel_trial
 import turnrl_slots.triton_pages
 from turnrl_slots.pages import Pool, Shapes
 from turnrl_slots.sizes import PAGE
@@ -30,7 +30,7 @@ def gap(kernel, asking, heads, size, dtype, parts, used, device="cpu"):
     shapes = Shapes()
     shapes.layers, shapes.heads, shapes.size, shapes.asking = 1, heads, size, asking
     shapes.dtype = dtype
-    pool = Pool(count, shapes, torch.device(device), "triton")
+    pool = Pool(count, shapes, torch.device(device), kernel=True)
     pool.store.copy_(torch.randn(pool.store.shape, generator=rng).to(dtype))
     query = torch.randn(len(used), asking, size, generator=rng).to(device, dtype)
     table = torch.randperm(count, generator=rng)[: len(used) * width].view(len(used), width)
@@ -99,7 +99,7 @@ def sampled(model):
     from turnrl import Policy, Sampling
     from turnrl_slots import Slots
 
-    turnrl_slots.ways.takes_ragged = lambda *_: True
+    turnrl_slots.kernel_trial.takes_ragged = lambda *_: True
     turnrl.policy.varlen.torch_varlen_attn = varlen_of_torch_2_11
     policy = Policy(model).build()
     policy.load()
@@ -120,7 +120,7 @@ def sampled(model):
     turns = asyncio.run(scenario())
     right = [h[-n:] == greedy_reference(policy, h[:-n], n) for h, n in turns]
     replayed = graphs.replayed > 0
-    return {"way": engine.pool.kernel, "right": right, "replayed": replayed, **engine.in_force}
+    return {"right": right, "replayed": replayed, **engine.in_force}
 
 
 if __name__ == "__main__":

@@ -278,17 +278,9 @@ class DenseLayer:
     """
 
     def __init__(self, layer: AdaptedLayer) -> None:
-        self._layer, self._bias = layer, layer.base.bias
+        self._bias = layer.base.bias
         self.weight = side_by_side(dense_weight(layer.base), layer.scaled_up)
         self._down = layer.factors[0].detach().to(self.weight.dtype)
-
-    @torch.no_grad()
-    def refill(self) -> None:
-        """Take over the adapter as it is now, at the same addresses. The base never changes."""
-        down, up = self._layer.factors[0], self._layer.scaled_up
-        first = self._down.shape[1]
-        self._down.copy_(down)
-        self.weight[:, first : first + len(down)].copy_(up)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.to(self.weight.dtype).flatten(0, -2)

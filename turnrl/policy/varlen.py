@@ -4,7 +4,6 @@ torch 2.11 has the same kernel and fewer arguments to it:
 
 enable_gqa    It always takes query heads that share keys.
 seqused_k     Here the unused keys of a sequence become a sequence of their own, without queries.
-block_table   It cannot read pages in place.
 """
 
 import functools
@@ -22,44 +21,36 @@ def varlen_attn(
     key: Tensor,
     value: Tensor,
     cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
+    cu_seq_k: Tensor,
     max_q: int,
     max_k: int,
     *,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
 ) -> Tensor:
     """Attention of S sequences. The last query of each is aligned with its last key.
 
     Args:
         query: (N, heads, D), one sequence after the other.
-        key: (M, key-value heads, D), one sequence after the other; (pages, page, key-value heads,
-            D) with a `block_table`.
+        key: (M, key-value heads, D), one sequence after the other.
         value: The same.
         cu_seq_q: (S + 1,), int32, where each sequence's queries begin, and the end.
-        cu_seq_k: The same for the keys; None with a `block_table`.
+        cu_seq_k: The same for the keys.
         max_q: The most queries of any sequence, or an upper bound.
         max_k: The most keys of any sequence, or an upper bound.
         scale: Factor of the scores; None for 1 / sqrt(D).
         window_size: How many keys before its own each query sees, and how many after; -1 for all.
         seqused_k: (S,), int32, how many of its keys each sequence uses; None for all. It allows no
             gradient.
-        block_table: (S, W), int32, the pages of each sequence in order.
     Returns:
         (N, heads, D).
-    Raises:
-        RuntimeError: If there is a `block_table`, and this torch cannot read pages in place.
     """
     takes = _arguments(torch_varlen_attn)
     options: dict[str, object] = {"enable_gqa": True} if "enable_gqa" in takes else {}
-    if block_table is not None and "block_table" not in takes:
-        raise RuntimeError(f"torch {torch.__version__} reads no pages in place")
     if "seqused_k" in takes:
-        options |= {"seqused_k": seqused_k, "block_table": block_table}
+        options["seqused_k"] = seqused_k
     elif seqused_k is not None:
-        assert cu_seq_k is not None
         cu_seq_q, cu_seq_k = _with_unused(cu_seq_q, cu_seq_k, seqused_k)
         # without an end to the window, the kernel expects a query in every sequence
         window_size = (window_size[0], 0)
@@ -68,7 +59,7 @@ def varlen_attn(
         key,
         value,
         cu_seq_q,
-        cast(Tensor, cu_seq_k),
+        cu_seq_k,
         max_q,
         max_k,
         scale=scale,

@@ -162,13 +162,6 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     beside = {} if work.beside is None else {ENGINE: work.beside.sampling}
     learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
     stay = {} if work.beside is None else {ENGINE: work.beside.learning}
-    if work.sampled and choice.keep_memory:
-        stay |= {
-            "keys and values": choice.kv_memory,
-            "dense weights": sample["dense weights"],
-            # recorded steps share their memory, so they hold as much as one of them needs
-            "graphs": forward(work, choice.slots),
-        }
     return {
         "loading": {**always, **load},
         "sampling": {**always, **later, **passing, **sample, **beside},

@@ -103,7 +103,7 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
             layers if recomputed is True else min(int(recomputed), layers)
         )
     if isinstance(engine, Slots):
-        names = ("slots", "prefill_tokens", "decode_weights", "keep_memory")
+        names = ("slots", "prefill_tokens", "decode_weights")
         settings |= {name: getattr(engine, name) for name in names}
         settings["kv_memory"] = engine.kv_bytes
     return {name: value for name, value in settings.items() if value not in (None, "auto")}
@@ -132,7 +132,6 @@ def engine_of(plan: CostedChoice, settings: EngineSettings) -> EngineSettings:
         prefill_tokens=choice.prefill_tokens,
         kv_memory=memory,
         decode_weights=choice.decode_weights,
-        keep_memory=choice.keep_memory,
     )
 
 

@@ -28,7 +28,6 @@ _SETTING_OF = {
     "dense weights": "model.engine.decode_weights",
     "prefill": "model.engine.prefill_tokens",
     "step and logits": "model.engine.slots",
-    "graphs": "model.engine.keep_memory",
     "kept activations": "model.policy.minibatch_tokens",
     "a layer computed again": "model.policy.minibatch_tokens",
     "gradients of activations": "model.policy.minibatch_tokens",
@@ -142,8 +141,8 @@ def _options(work: Work, given: Settings) -> dict[str, list[Any]]:
     """The values to try for each setting, the fastest first and the smallest last.
 
     Recomputing a layer costs more than small minibatches do, and learning takes longer than
-    sampling, so as few layers as possible are recomputed. Sampling is faster with dense weights,
-    with many slots, and with memory that stays between collections.
+    sampling, so as few layers as possible are recomputed. Sampling is faster with dense weights
+    and with many slots.
     """
     trajectories, layers = work.trajectories, work.shape.layers
     sizes = (65_536, 32_768, 16_384, 12_288, 8192, 6144, 4096, 3072, 2048, 1024, 512)
@@ -155,7 +154,6 @@ def _options(work: Work, given: Settings) -> dict[str, list[Any]]:
     if work.sampled:
         options |= {
             "decode_weights": ["dense", "adapter"] if work.rank and work.size == 2 else ["adapter"],
-            "keep_memory": [True, False],
             "slots": [*([trajectories] if trajectories <= 384 else []), *slots],
             "prefill_tokens": [n for n in sizes if 2048 <= n <= PREFILL_TOKENS],
         }
@@ -164,14 +162,11 @@ def _options(work: Work, given: Settings) -> dict[str, list[Any]]:
 
 def _least_pages(work: Work, choice: Choice, given: Settings) -> int:
     """Bytes of the fewest pages with which a choice makes sense: of one trajectory and two pages.
-    Dense weights are worth their memory if a third of all trajectories still fit at once, and
-    memory that stays if all of them do."""
+    Dense weights are worth their memory if a third of all trajectories still fit at once."""
     every = work.trajectories * work.max_tokens * work.kv_bytes
     least = (work.max_tokens + 2 * PAGE) * work.kv_bytes
     if choice.decode_weights == "dense" and "decode_weights" not in given:
         least = max(least, every // 3)
-    if choice.keep_memory and "keep_memory" not in given:
-        least = max(least, every)
     return least
 
 
@@ -179,8 +174,7 @@ def _with_pages(plan: CostedChoice) -> CostedChoice | None:
     """The plan with as many pages as there is room for; None if it does not fit."""
     work, given, size = plan.work, plan.given, plan.given.get("kv_memory", 0)
     if work.sampled and "kv_memory" not in given:
-        phases = ("sampling", *(("learning", "step") if plan.choice.keep_memory else ()))
-        room = plan.card.usable - max(map(plan.total, phases))
+        room = plan.card.usable - plan.total("sampling")
         least = _least_pages(work, plan.choice, given)
         size = min(room, max(work.trajectories * work.max_tokens * work.kv_bytes, least))
         if size < least:

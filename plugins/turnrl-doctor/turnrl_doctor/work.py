@@ -165,7 +165,6 @@ class Choice:
         minibatch_tokens: The most tokens of a pass of learning.
         gradient_checkpointing: Layers whose activations are computed again.
         decode_weights: `adapter` or `dense`.
-        keep_memory: True if pages, graphs and dense weights stay while learning.
     """
 
     slots: int = 256
@@ -174,7 +173,6 @@ class Choice:
     minibatch_tokens: int = MINIBATCH_TOKENS
     gradient_checkpointing: int = 0
     decode_weights: Literal["adapter", "dense"] = "adapter"
-    keep_memory: bool = False
 
 
 NAMES = tuple(f.name for f in fields(Choice))

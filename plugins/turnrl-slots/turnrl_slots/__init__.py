@@ -3,15 +3,15 @@
 settings      Slots, the settings: no torch
 engine        the engine, its sessions, and the loop that computes pass after pass
 passes        the forward passes, and the weights that they are computed with
-limits        refuses models and memory sizes, from configurations alone
+limits        refuses models that pages do not hold, and memory sizes
 trial         trials at the start: pages against the model itself, the largest passes
+kernel_trial  finds out whether a GPU's kernels compute the right result here
 scheduler     chooses the turns that are sampled, and their pages
 pages         the memory of keys and values, and its contents
 memory        the bytes that keys and values may take
 attention     attention over pages, on any device
 kernel        attention over pages by a GPU's own kernels
 triton_pages  a kernel that reads pages in place
-ways          tries out which of these kernels work here
 decode        passes that only sample, recorded as CUDA graphs
 dense         an adapter beside its base as dense weights
 stops         finds stop strings as tokens are sampled

@@ -3,14 +3,13 @@
 A step of a large model is thousands of short kernels, and launching them takes longer than running
 them. A CUDA graph launches all of them at once, but only for the sizes and addresses that it was
 recorded with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to the
-longest history: kernels that read pages in place do not read the rest. If pages are gathered,
-tables are padded to a power of two instead. Padding rows read and write a page that belongs to
-nobody. The inputs of a size are in two buffers, and the device computes all else from them.
+longest history, because the kernel reads pages in place, and not the rest. Padding rows read and
+write a page that belongs to nobody. The inputs of a size are in two buffers, and the device
+computes all else from them.
 
 A size is computed plainly the first time, which warms it up, and recorded the second time, so a
 size that occurs once costs nothing extra. Recording takes about as long as a plain step. Graphs
-stay valid as long as weights and pages stay at their addresses (`turnrl_slots.engine` keeps them
-there between collections with `keep_memory`).
+know the addresses of weights and pages, so they last for one collection.
 
 On a CPU all sizes are padded in the same way and computed plainly.
 """
@@ -207,9 +206,7 @@ class Decoder:
         return step.output[: len(tokens)]
 
     def _width(self, pages: int) -> int:
-        if self._pool.kernel == "gathered" or pages > self._widest:
-            return 1 << (pages - 1).bit_length()
-        return self._widest
+        return self._widest if pages <= self._widest else 1 << (pages - 1).bit_length()
 
     def _record(self, step: StepBuffers, graphs: Graphs) -> None:
         """Record a step. If that fails, no other step is recorded, and there is one warning. The

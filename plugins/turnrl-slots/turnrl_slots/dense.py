@@ -26,11 +26,6 @@ class Dense:
     def __init__(self, network: nn.Module) -> None:
         self._layers = [(adapted.layer, adapted.dense()) for adapted in adapted_layers(network)]
 
-    def refill(self) -> None:
-        """Take over the adapter as it is now, at the same addresses."""
-        for _, dense in self._layers:
-            dense.refill()
-
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the network compute with these weights. Use it for one pass at a time: between passes

@@ -22,12 +22,12 @@ from typing import final
 import numpy as np
 import torch
 
-from turnrl import RecipeError, Sampling
+from turnrl import Sampling
 from turnrl.engines import Completion, Engine, SampledPolicy, Session, Surroundings
 from turnrl.policy.compute import adapted_layers
-from turnrl.policy.model import LanguageModel
 from turnrl_slots.dense import dense_bytes
-from turnrl_slots.limits import check_layers, check_room, least_shapes
+from turnrl_slots.kernel_trial import KERNEL, PLAIN, has_kernel
+from turnrl_slots.limits import check_layers, check_room
 from turnrl_slots.memory import auto_memory
 from turnrl_slots.pages import Pool
 from turnrl_slots.passes import Passes
@@ -35,7 +35,6 @@ from turnrl_slots.scheduler import History, Request, Scheduler
 from turnrl_slots.settings import Slots
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS, pages_of
 from turnrl_slots.trial import compare, fill, measure
-from turnrl_slots.ways import NAMES, find_way, unavailable
 
 _SLOTS_OF_CPU = 256
 """With this many rows, a CPU gains nothing from more, and last digits depend on the number."""
@@ -138,23 +137,8 @@ class SlotsEngine(Engine):
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
-        """See `Engine.check`. Refuses layers that pages do not hold, a memory too small for one
-        trajectory, dense weights without an adapter, and missing packages."""
-        attention, budget = self.settings.attention, self.settings.kv_bytes
-        if (package := unavailable(attention)) is not None:
-            raise RecipeError(
-                f"model.engine.attention is {attention!r}, which needs {package}, and it "
-                "is not installed. Install it, or set attention to 'auto'."
-            )
+        """See `Engine.check`. Refuses layers that pages do not hold."""
         check_layers(policy.config, max_tokens)
-        if (
-            self.settings.decode_weights == "dense"
-            and isinstance(policy, LanguageModel)
-            and policy.lora is None
-        ):
-            raise _dense_already()
-        if budget is not None and (shapes := least_shapes(policy)) is not None:
-            check_room(self.settings.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
@@ -164,16 +148,13 @@ class SlotsEngine(Engine):
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        samples_dense = settings.decode_weights == "dense"
-        if samples_dense and not adapted_layers(self._network):
-            raise _dense_already()
+        samples_dense = settings.decode_weights == "dense" and bool(adapted_layers(self._network))
         on_cpu = self._device.type == "cpu"
         prefill_tokens = settings.prefill_tokens or PREFILL_TOKENS
         piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
         small = sum(p.numel() for p in self._network.parameters()) < _SMALL
         self._one_thread = on_cpu and small
         self._evaluate()
-        started = False
         try:
             self.pool = pool = self._sized_pool(max_tokens, samples_dense)
             self._slots = self._rows(on_cpu, pool.count)
@@ -187,9 +168,8 @@ class SlotsEngine(Engine):
                 compare(*tried)
                 if not on_cpu:
                     fill(*tried, prefill_tokens, self._slots)
-            started = True
         finally:
-            self._forget(keep=started and bool(self.settings.keep_memory))
+            self._forget()
             self._leave_mode()
 
     @property
@@ -202,10 +182,9 @@ class SlotsEngine(Engine):
         weights = "base and adapter" if adapted_layers(self._network) else "the policy's own"
         tokens = f"{pool.count * PAGE} tokens, at least {self._least} sessions"
         return {
-            "attention while sampling": NAMES[pool.kernel],
+            "attention while sampling": KERNEL if pool.kernel else PLAIN,
             "CUDA graphs": "on" if graphs else "off",
             "weights while sampling": "base, dense, and adapter" if dense else weights,
-            "memory between collections": "kept" if self.settings.keep_memory else "given back",
             "keys and values": f"{pool.bytes / 1e9:.2f} GB, {tokens}",
             "turns at once": str(min(self._slots, pool.count)),
         }
@@ -225,10 +204,9 @@ class SlotsEngine(Engine):
         if budget is None:
             beside = dense_bytes(self._network) if samples_dense else 0
             budget = auto_memory(self._device, beside)
-        way = find_way(shapes, self._device, settings.attention)
-        spare = int(way is not None)
-        count = check_room(settings.kv_memory, budget, shapes.page_bytes, spare, tokens)
-        return Pool(count, shapes, self._device, way)
+        kernel = settings.attention == "auto" and has_kernel(shapes, self._device)
+        count = check_room(settings.kv_memory, budget, shapes.page_bytes, int(kernel), tokens)
+        return Pool(count, shapes, self._device, kernel)
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; keys
@@ -236,7 +214,7 @@ class SlotsEngine(Engine):
         if self._inbox or self._scheduler.active or self._scheduler.waiting:
             raise RuntimeError("turns are being sampled: drain() comes before sync()")
         self._version = version
-        self._forget(keep=bool(self.settings.keep_memory))
+        self._forget()
 
     def close(self) -> None:
         """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
@@ -253,11 +231,11 @@ class SlotsEngine(Engine):
             raise ValueError("a prompt has at least one token")
         return _Session(self, History(next(self._orders), tuple(prompt_ids)))
 
-    def _forget(self, keep: bool = False) -> None:
-        """Take all pages from all sessions, and give back memory unless `keep`."""
+    def _forget(self) -> None:
+        """Take all pages from all sessions, and give back memory."""
         if self.passes is not None:
-            self.passes.forget(keep)
-            self._scheduler.forget(keep)
+            self.passes.forget()
+            self._scheduler.forget()
 
     def _evaluate(self) -> None:
         """Switch to eval mode until sampling is over, because train mode has dropout. This happens
@@ -305,7 +283,7 @@ class SlotsEngine(Engine):
             await asyncio.wait([self._server])  # cancelling this wait does not cancel it
         self._server = None
         self._leave_mode()
-        self._forget(keep=bool(self.settings.keep_memory))
+        self._forget()
 
     async def _serve(self) -> None:
         """Compute passes until no turn waits. They run in a thread, so that tools can run
@@ -394,10 +372,3 @@ def _compute_on(device: torch.device) -> None:
     is the first by default."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-def _dense_already() -> RecipeError:
-    return RecipeError(
-        "model.engine.decode_weights is 'dense', and no linear layer of this policy has an "
-        "adapter: its weights are dense already. Set it to 'adapter', or add model.policy.lora."
-    )

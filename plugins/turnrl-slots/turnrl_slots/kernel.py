@@ -1,18 +1,11 @@
 """Attention over pages by a GPU's own kernels, for half precision.
 
-A forward pass then makes one or two calls per layer, for sequences of one token (being sampled) or
-several (being read), each over all of its pages. There are three ways:
+A forward pass then makes one or two calls per layer. For sequences of one token, which are being
+sampled, a kernel of our own (`triton_pages`) reads pages in place. For sequences of several, which
+are being read, torch's `varlen_attn` gets a gathered copy of the used pages.
 
-pages     torch's `varlen_attn` reads pages in place, if FlashAttention 3 or 4 is installed and
-          active (`torch.nn.attention.activate_flash_attention_impl`). Not in torch 2.11.
-triton    A kernel of our own (`triton_pages`) reads pages in place for sequences of one token. For
-          other sequences, torch's kernel gets a gathered copy of the used pages in each layer.
-gathered  torch's kernel gets a gathered copy of all used pages in each layer.
-
-`ways` tries out which of them work here.
-
-On a CPU this is tested with a function that behaves as torch documents its kernel, and with
-Triton's interpreter.
+`trial` finds out whether both work here. On a CPU they are tested with functions that behave as
+torch documents its kernel, and with Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from torch import Tensor
 
 from turnrl.policy.varlen import varlen_attn
 from turnrl_slots.attention import Feed
-from turnrl_slots.pages import Pool, Way, rectangle
+from turnrl_slots.pages import Pool, rectangle
 from turnrl_slots.sizes import PAGE, pages_of
 from turnrl_slots.transfer import pack
 
@@ -52,7 +45,6 @@ class Sequences:
 
 
 def attend(
-    way: Way,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -63,7 +55,6 @@ def attend(
     """Attention of S sequences: each query sees all tokens of its own sequence up to itself.
 
     Args:
-        way: How the kernel gets the pages.
         query: (N, heads, D), the last tokens of each sequence, one sequence after the other.
         keys: (pages, page, key-value heads, D).
         values: The same.
@@ -73,19 +64,14 @@ def attend(
     Returns:
         (N, heads, D).
     """
-    table, used = of.table, of.used
-    if way == "triton" and of.longest == 1:
-        from turnrl_slots.triton_pages import attend_rows  # Triton may not be installed
+    if of.longest == 1:
+        from turnrl_slots import triton_pages  # Triton may not be installed
 
-        return attend_rows(query, keys, values, table, used, scale, parts)
-    count, width = table.shape
-    reach = pages = None
-    if way == "pages":
-        pages = table
-    else:
-        gathered = table.flatten()
-        keys, values = (side.index_select(0, gathered).flatten(0, 1) for side in (keys, values))
-        reach = torch.arange(count + 1, dtype=torch.int32, device=table.device) * (width * PAGE)
+        return triton_pages.attend_rows(query, keys, values, of.table, of.used, scale, parts)
+    count, width = of.table.shape
+    gathered = of.table.flatten()
+    keys, values = (side.index_select(0, gathered).flatten(0, 1) for side in (keys, values))
+    reach = torch.arange(count + 1, dtype=torch.int32, device=gathered.device) * (width * PAGE)
     return varlen_attn(
         query,
         keys,
@@ -95,10 +81,8 @@ def attend(
         of.longest,
         width * PAGE,
         scale=scale,
-        # a single token sees all its keys; without a window, queries that share a head are packed
-        window_size=(-1, 0 if of.longest > 1 else -1),
-        seqused_k=used,
-        block_table=pages,
+        window_size=(-1, 0),
+        seqused_k=of.used,
     )
 
 
@@ -115,8 +99,7 @@ class KernelPass:
     def __init__(
         self, pool: Pool, positions: Tensor, slots: Tensor, sequences: Sequence[Sequences]
     ) -> None:
-        assert pool.kernel is not None
-        self.pool, self.way, self.positions, self.slots = pool, pool.kernel, positions, slots
+        self.pool, self.positions, self.slots = pool, positions, slots
         self.sequences = sequences
 
     def __call__(
@@ -134,7 +117,7 @@ class KernelPass:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         queries = query[0].transpose(0, 1).split([item.count for item in self.sequences])
         attended = [
-            attend(self.way, part, keys, values, sequences, scale)
+            attend(part, keys, values, sequences, scale)
             for part, sequences in zip(queries, self.sequences, strict=True)
         ]
         return (attended[0] if len(attended) == 1 else torch.cat(attended))[None]
@@ -168,8 +151,8 @@ class Tables:
         owner = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(len(owner)) - firsts[owner] + starts[owner]
         slots = pages[owner, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
-        # a kernel for one token per sequence must not get other sequences
-        apart = self.pool.kernel == "triton" and 0 < rows < len(counts)
+        # the kernel for one token per sequence must not get other sequences
+        apart = 0 < rows < len(counts)
         parts = [slice(0, rows), slice(rows, None)] if apart else [slice(None)]
         arrays = [
             (

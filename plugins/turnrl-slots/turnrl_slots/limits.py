@@ -1,17 +1,13 @@
-"""Refuses models and memory sizes, from a model's configuration, before any weights are loaded."""
+"""Refuses models that pages do not hold, and memory sizes."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-import torch
 from transformers import PretrainedConfig
 
 from turnrl import RecipeError
-from turnrl.engines import SampledPolicy
-from turnrl.policy.model import LanguageModel
 from turnrl.policy.sizes import sizes_of
-from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE, pages_of
 
 
@@ -78,15 +74,3 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
             "model.rollout.max_tokens."
         )
     return count
-
-
-def least_shapes(policy: SampledPolicy) -> Shapes | None:
-    """The shapes of keys and values by a configuration, in the smallest type that the policy may
-    come to have; None if the configuration does not determine them."""
-    sizes = sizes_of(policy.config)
-    layers, heads, size, asking = sizes.layers, sizes.kv_heads, sizes.head_size, sizes.heads
-    if sizes.shares_keys or not (layers and heads and size and asking):
-        return None
-    half = torch.bfloat16  # another kind of policy may have it
-    dtype = policy.files.dtype_on("cuda") if isinstance(policy, LanguageModel) else half
-    return Shapes(layers, heads, size, asking, dtype)

@@ -12,7 +12,6 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,10 +22,6 @@ from turnrl_slots.sizes import PAGE
 from turnrl_slots.transfer import upload
 
 _Key = tuple[int, tuple[int, ...]]
-
-Way = Literal["pages", "triton", "gathered"]
-"""How kernels get pages: in place, by a table; in place to a kernel of our own for sequences of one
-token, and gathered for other sequences; or gathered for all."""
 
 
 def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarray:
@@ -89,35 +84,27 @@ class Pool:
         count: Number of pages.
         shapes: Shapes of keys and values.
         device: The device that holds the pages.
-        kernel: How a GPU's kernel reads the pages, if one does (see `turnrl_slots.kernel`). A page
-            then holds all heads of its first token, then all heads of the next, instead of all
-            tokens of its first head. There is also one more page, `nobody`, for tokens that belong
-            to no session.
+        kernel: True if a GPU's kernels read the pages (see `turnrl_slots.kernel`). A page then
+            holds all heads of its first token, then all heads of the next, instead of all tokens of
+            its first head. There is also one more page, `nobody`, for tokens that belong to no
+            session.
     """
 
     def __init__(
-        self, count: int, shapes: Shapes, device: torch.device, kernel: Way | None = None
+        self, count: int, shapes: Shapes, device: torch.device, kernel: bool = False
     ) -> None:
         self.count, self.shapes, self.device, self.kernel = count, shapes, device, kernel
         self.nobody = count
-        self._total = count + (kernel is not None)
+        self._total = count + kernel
         self.bytes = self._total * shapes.page_bytes
         self._store: Tensor | None = None
-        self._untouched = 0
         self.reset()
 
-    def reset(self, keep: bool = False) -> None:
-        """Forget all holders and contents. The memory is given back, or else kept at its addresses
-        and cleared, because masked numbers have to be finite."""
-        had = self.allocated and not keep
-        if keep and self._store is not None:
-            with torch.inference_mode():
-                self._store[:, :, : self._untouched].zero_()
-                self._store[:, :, self.count :].zero_()
-        else:
-            self._store = None
-            self._scratch = [torch.empty(0), torch.empty(0)]
-        self._untouched = 0  # the first page that is still zero, as all after it
+    def reset(self) -> None:
+        """Forget all holders and contents, and give their memory back."""
+        had, self._store = self.allocated, None
+        self._scratch = [torch.empty(0), torch.empty(0)]
+        self._untouched = 0  # the first page that was never taken, as all after it
         self._free: list[int] = []
         self._holders: dict[int, int] = {}
         self._kept: dict[int, None] = {}  # not held, but can be found by tokens; oldest first

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from turnrl.engines import SampledPolicy
 from turnrl_slots.attention import Feed, GatherPlan
@@ -60,10 +60,6 @@ class Passes:
         if pool.kernel:
             recorded = Graphs(pool.device) if graphs and pool.device.type == "cuda" else None
             self.decoder = Decoder(pool, self._hidden, recorded, longest)
-        self._stale = False
-        """True if the adapter may have changed since the dense weights were filled."""
-        self._addresses: tuple[int, ...] = ()
-        """Addresses of the weights that graphs were recorded with."""
         self._planned: list[Request] = []
         self._plan: GatherPlan | Tables | None = None
         """Page plan of the rows of the last pass."""
@@ -76,23 +72,14 @@ class Passes:
             return
         if self.dense is None:
             self.dense = Dense(self._network)
-        elif self._stale:
-            self.dense.refill()
-        self._stale = False
         with self.dense.in_place():
             yield
 
-    def forget(self, keep: bool) -> None:
-        """Give back the memory of dense weights and graphs, unless `keep`. Even then, graphs are
-        kept only if the network's weights have not moved."""
-        if not keep:
-            self.dense = None
+    def forget(self) -> None:
+        """Give back the memory of dense weights and graphs, and forget the adapter as it is now."""
+        self.dense = None
         if self.decoder is not None:
-            addresses = _addresses(self._network) if keep else ()
-            if not keep or addresses != self._addresses:
-                self.decoder.forget()
-            self._addresses = addresses
-        self._stale = True
+            self.decoder.forget()
         self._planned, self._plan = [], None
 
     def step(self, active: list[Request], several: list[Request]) -> Tensor:
@@ -190,8 +177,3 @@ class Passes:
         read, wanted = (tensor.long() for tensor in pack(arrays, self.pool.device))
         hidden = self.policy.hidden(read[None], None, attend.positions[None], attend=attend)[0]
         return hidden[wanted] if feeds else hidden
-
-
-def _addresses(network: nn.Module) -> tuple[int, ...]:
-    """The addresses of a network's weights."""
-    return tuple(x.data_ptr() for x in itertools.chain(network.parameters(), network.buffers()))

@@ -78,8 +78,8 @@ class Scheduler:
         """Histories that have pages."""
         self.forget()
 
-    def forget(self, keep: bool = False) -> None:
-        """Drop all turns and pages; the pages' memory is given back, or kept."""
+    def forget(self) -> None:
+        """Drop all turns and pages, and give the pages' memory back."""
         self.active: list[Request] = []
         """Turns that are being sampled, in the order in which they began."""
         self.waiting: list[Request] = []
@@ -93,7 +93,7 @@ class Scheduler:
             """Number of sessions that are likely to fit."""
             self._ended = (0, 0.0)
             """Sessions that have ended, and pages that they held."""
-            self.pool.reset(keep)
+            self.pool.reset()
 
     def fork(self, history: History, order: int) -> History:
         """A copy of a history that shares its pages."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, final, get_args
+from typing import TYPE_CHECKING, Literal, final
 
 from turnrl.engines import EngineSettings
 from turnrl.plugin.errors import at_least, one_of, parse_bytes
 
 if TYPE_CHECKING:
     from turnrl_slots.engine import SlotsEngine
-
-Attention = Literal["auto", "fa3", "pages", "triton", "gathered", "plain"]
 
 
 @final
@@ -41,14 +39,8 @@ class Slots(EngineSettings):
         cuda_graphs: Record the passes that sample a token of each turn as CUDA graphs, and replay
             them, if a GPU kernel computes the attention (half precision on CUDA). Elsewhere, for
             example on a CPU, it changes nothing.
-        attention: How a GPU's kernels get keys and values, in half precision. `auto` tries `pages`
-            (torch's kernel reads them in place; needs FlashAttention 3 or 4 to be active), `triton`
-            (a kernel of this package reads them in place, for sampled tokens) and `gathered`
-            (torch's kernel, on a copy in each layer), and takes the first that gives the right
-            result. `fa3` activates FlashAttention 3, for learning too, and then works as `pages`.
-            `plain` uses no such kernel, as on a CPU.
-        keep_memory: Keep the memory of keys and values, dense weights and CUDA graphs between
-            collections, for a faster start of each. Null or false gives it back for learning.
+        attention: `auto` computes attention with a GPU's kernels, in half precision, if they give
+            the right result here. `plain` uses products of matrices, as on a CPU.
     """
 
     slots: int | None = None
@@ -56,13 +48,12 @@ class Slots(EngineSettings):
     kv_memory: str = "auto"
     decode_weights: Literal["auto", "adapter", "dense"] = "auto"
     cuda_graphs: bool = True
-    attention: Attention = "auto"
-    keep_memory: bool | None = None
+    attention: Literal["auto", "plain"] = "auto"
 
     def __post_init__(self) -> None:
         at_least(1, "model.engine.", self, "slots", "prefill_tokens", whole=True)
         one_of(("auto", "adapter", "dense"), "model.engine.", self, "decode_weights")
-        one_of(get_args(Attention), "model.engine.", self, "attention")
+        one_of(("auto", "plain"), "model.engine.", self, "attention")
         _ = self.kv_bytes
 
     @property
