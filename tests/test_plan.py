@@ -307,7 +307,7 @@ def engine_bytes(policy, count, tokens, rows):
     with torch.inference_mode():
         at = torch.arange(2, device=META)[None]
         policy.hidden(torch.zeros_like(at), None, at, attend=shapes)
-        pool = Pool(rows * 64 + 4096, shapes, META, "triton")
+        pool = Pool(rows * 64 + 4096, shapes, META, kernel=True)
         with count:
             _ = pool.store
         turns = tokens // 512

@@ -65,9 +65,9 @@ def attend(
         (N, heads, D).
     """
     if of.longest == 1:
-        from turnrl_slots import triton_pages  # Triton may not be installed
+        from turnrl_slots.triton_pages import attend_rows  # Triton may not be installed
 
-        return triton_pages.attend_rows(query, keys, values, of.table, of.used, scale, parts)
+        return attend_rows(query, keys, values, of.table, of.used, scale, parts)
     count, width = of.table.shape
     gathered = of.table.flatten()
     keys, values = (side.index_select(0, gathered).flatten(0, 1) for side in (keys, values))
