@@ -263,7 +263,7 @@ def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "./modle"}, r"no model folder at './modle' \(found beside it: model\)"),
+        ({"model": "./modle"}, r"no model folder at './modle'"),
         ({"model": "/no/such/folder"}, "no model folder at '/no/such/folder'"),
         ({"model": "package://no_such_package/x"}, "no package 'no_such_package'"),
         ({"model": "package://turnrl/x"}, "no folder 'x' in package 'turnrl'"),

@@ -42,7 +42,8 @@ from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
 from turnrl.sft.dictation import play_demonstrations
 from turnrl.sft.random_play import RandomPlay
-from turnrl.sft.warmup import Lesson, demonstrations
+from turnrl.sft.supervised import Supervised
+from turnrl.sft.warmup import demonstrations
 from turnrl.testing import check_segmenter
 from turnrl_environments import Environment
 from turnrl_environments.lake import Lake
@@ -190,14 +191,13 @@ def demonstrated(model, tool, by=None):
     return demonstrations(module, asked, by or RandomPlay(ReAct(3)))
 
 
-def test_random_play_answers_only_after_a_call_that_worked(tiny_model, caplog):
+def test_random_play_answers_only_after_a_call_that_worked(tiny_model):
     shown = demonstrated(tiny_model, Fussy())
     assert {attempt.answer for attempt in shown} == {"Paris"}
     assert all(any(result.ok for result in attempt.results) for attempt in shown)
     assert any(not attempt.results[0].ok for attempt in shown)  # it called again
     # two calls fail in (2/3)^2 = .44 of the attempts
     assert 20 <= len(shown) <= 47
-    assert f"worked in {60 - len(shown)} of 60 demonstrations, which are left" in caplog.text
 
 
 @pytest.mark.parametrize("by", [None, lambda attempt, rng: RandomPlay(ReAct(3))(attempt, rng)])
@@ -379,7 +379,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_marked_tokens_in_one_or_many_pass
     for budget in (None, 24):
         policy = Policy(str(tiny_model)).build()
         policy.load()
-        lesson = Lesson(1e-3, policy)
+        lesson = Supervised(1e-3, policy)
         lesson.budget = budget
         look = Look()
         trainer = L.Trainer(

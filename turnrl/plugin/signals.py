@@ -3,11 +3,10 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
@@ -51,19 +50,6 @@ def _watch(parent: int) -> None:
 def is_first_process() -> bool:
     """True in the first process of a run, whether Lightning, torchrun or SLURM started it."""
     return all(os.environ.get(name, "0") == "0" for name in _RANKS)
-
-
-def end_all(processes: Iterable[subprocess.Popen[bytes]], patience_s: float) -> None:
-    """End processes, with SIGKILL if they do not end in time."""
-    to_end = list(processes)
-    for process in to_end:
-        process.terminate()
-    deadline = time.monotonic() + patience_s
-    for process in to_end:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 @contextlib.contextmanager

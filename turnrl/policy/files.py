@@ -49,10 +49,9 @@ def locate(model: str) -> str:
     if path.is_dir():
         return str(path)
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        beside = f" (found beside it: {', '.join(there[:5])})" if there else ""
+        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise RecipeError(
-            f"no model folder at {model!r}{beside}.{did_you_mean(path.name, there)} Set "
+            f"no model folder at {model!r}.{did_you_mean(path.name, there)} Set "
             "model.policy.model to a folder with config.json, or to a hub name such as "
             "'Qwen/Qwen2.5-7B'."
         )

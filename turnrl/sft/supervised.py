@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,9 @@ from turnrl.policy.model import LanguageModel
 from turnrl.types import TokenRow
 
 
-class Supervised(L.LightningModule, ABC):
-    """Teaches a policy rows of tokens, with the mean cross-entropy of the marked tokens.
+class Supervised(L.LightningModule):
+    """Teaches a policy rows of tokens, with the mean cross-entropy of the marked tokens. A batch is
+    a list of rows, unless a subclass makes rows of something else.
 
     Args:
         learning_rate: The peak of the learning rate, reached after 100 steps or 0.3 of all steps,
@@ -26,19 +26,19 @@ class Supervised(L.LightningModule, ABC):
         policy: The policy, whose weights are loaded by the time the fit begins.
     """
 
-    policy: LanguageModel
     budget: int | None = None
     """The most tokens computed at once, but at least one row; None for the policy's own limit."""
 
-    def __init__(self, learning_rate: float, policy: LanguageModel | None = None) -> None:
+    def __init__(self, learning_rate: float, policy: LanguageModel) -> None:
         super().__init__()
         self.learning_rate = learning_rate
-        if policy is not None:
-            self.policy = policy
+        self.policy = policy
+        self.losses: list[float] = []
+        """The loss of each step so far."""
 
-    @abstractmethod
     def rows(self, batch: Sequence[Any]) -> Sequence[TokenRow]:
         """The rows of a batch: token ids, with flags for those that are learned."""
+        return batch
 
     def transfer_batch_to_device(
         self, batch: object, device: torch.device, dataloader_idx: int
@@ -61,6 +61,7 @@ class Supervised(L.LightningModule, ABC):
             summed += float(loss.detach())
             if number < len(layouts):
                 loss.backward()
+        self.losses.append(summed)
         self.log("train/loss", summed, prog_bar=True, batch_size=len(batch))
         return loss
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn, cast, final
+from typing import Any, cast
 
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
-from tqdm.auto import tqdm
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.policy.files import locate, refuse_other_kind
 from turnrl.policy.model import LanguageModel
 from turnrl.sft.dictation import Demonstrator, play_demonstrations
 from turnrl.sft.random_play import RandomPlay, answers_unread
@@ -40,29 +39,8 @@ _ORDER = 160
 asks in another order. The figures in the documentation depend on this number."""
 _DEFAULTS: dict[str, Any] = {"accelerator": "auto", "devices": 1, "gradient_clip_val": 1.0}
 _OURS: dict[str, Any] = {"max_epochs": 1, "logger": False, "enable_checkpointing": False}
-_OURS |= {"enable_model_summary": False, "enable_progress_bar": False}
+_OURS |= {"enable_model_summary": False, "enable_progress_bar": sys.stderr.isatty()}
 _logger = logging.getLogger(__name__)
-
-
-@final
-class Lesson(Supervised):
-    """Supervised learning on batches of demonstrations, as rows."""
-
-    def __init__(self, learning_rate: float, policy: LanguageModel) -> None:
-        super().__init__(learning_rate, policy)
-        self.losses: list[float] = []
-        self.bar: tqdm[NoReturn] | None = None
-
-    def rows(self, batch: Sequence[TokenRow]) -> Sequence[TokenRow]:
-        """The batch."""
-        return batch
-
-    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        """Keep the loss, and show it on the bar."""
-        self.losses.append(self.trainer.callback_metrics["train/loss"].item())
-        if self.bar is not None:
-            self.bar.set_postfix(loss=f"{self.losses[-1]:.3f}", refresh=False)
-            self.bar.update()
 
 
 def warm_up(
@@ -106,12 +84,12 @@ def warm_up(
             module.policy.load(device)
         rows = [row for trajectory in shown for row in trajectory.token_rows]
         with module.memory.phase("learning"):
-            lesson = Lesson(settings.rate(module.policy.lora is not None), module.policy)
-            losses = _learn(runner, lesson, rows, settings.batch_size)
+            lesson = Supervised(settings.rate(module.policy.lora is not None), module.policy)
+            _learn(runner, lesson, rows, settings.batch_size)
     finally:
         module.collector.close()
     _write(module.policy, folder, shown)
-    return losses
+    return lesson.losses
 
 
 def _write(policy: LanguageModel, folder: str | Path, shown: Sequence[Trajectory]) -> None:
@@ -121,16 +99,14 @@ def _write(policy: LanguageModel, folder: str | Path, shown: Sequence[Trajectory
     (written / TRANSCRIPT).write_text(f"{transcript}\n", encoding="utf-8")
 
 
-def _learn(runner: L.Trainer, lesson: Lesson, rows: Sequence[TokenRow], size: int) -> list[float]:
-    """Learn from each row once, `size` rows per step. Returns the loss of each step."""
+def _learn(runner: L.Trainer, lesson: Supervised, rows: Sequence[TokenRow], size: int) -> None:
+    """Learn from each row once, `size` rows per step."""
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]
-    with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
-        lesson.bar = bar
-        try:
+    try:
+        with _quiet():
             runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
-        except SystemExit as stop:  # Lightning's, for Ctrl-C
-            raise stop.__context__ or stop from None
-    return lesson.losses
+    except SystemExit as stop:  # Lightning's, for Ctrl-C
+        raise stop.__context__ or stop from None
 
 
 def _trainer(settings: Mapping[str, object]) -> L.Trainer:
@@ -152,14 +128,7 @@ def _check(module: MTGRPO, folder: str | Path) -> None:
             f"model.rollout.player is {module.rollout.driver.name}, and demonstrations are turns "
             "of a turn scheme. Warm up with the segmenter that writes turns in the same form."
         )
-    originals = (module.policy.folder, locate(module.policy.settings.model))
-    begins_with = [Path(original).resolve() for original in originals]
-    if Path(folder).is_file() or Path(folder).resolve() in begins_with:
-        raise RecipeError(
-            f"the policy cannot be written to {str(folder)!r}, which is a file, or the model that "
-            "it begins with. Give another folder."
-        )
-    refuse_other_kind(Path(folder), module.policy.lora is not None)
+    module.policy.files.refuse_as_target(Path(folder))
 
 
 def demonstrations(
@@ -193,24 +162,16 @@ def demonstrations(
         )
     whole = [trajectory for (trajectory,) in played if trajectory.ended_by != "length"]
     lost = len(played) - len(whole)
-    what = f"{lost} of {len(played)} demonstrations ran out of tokens"
-    if 2 * lost > len(played):
-        raise RecipeError(f"{what}: model.rollout.max_tokens is {rollout.max_tokens}. Raise it.")
     if lost:
-        _logger.warning(
-            f"{what} and are left out: model.rollout.max_tokens is {rollout.max_tokens}. Raise it "
-            "to have the others."
-        )
+        what = f"{lost} of {len(played)} demonstrations ran out of tokens"
+        what += f": model.rollout.max_tokens is {rollout.max_tokens}. Raise it."
+        if 2 * lost > len(played):
+            raise RecipeError(what)
+        _logger.warning(f"{what} They are left out.")
     _check_calls(whole)
-    if not isinstance(demonstrate, RandomPlay):
-        return whole
-    read = [trajectory for trajectory in whole if not answers_unread(trajectory)]
-    if len(read) < len(whole):
-        _logger.warning(
-            f"none of their calls worked in {len(whole) - len(read)} of {len(played)} "
-            "demonstrations, which are left out: an answer that nobody read teaches guessing."
-        )
-    return read
+    # an answer that nobody read teaches guessing
+    random_play = isinstance(demonstrate, RandomPlay)
+    return [shown for shown in whole if not (random_play and answers_unread(shown))]
 
 
 def _check_calls(shown: Sequence[Trajectory]) -> None:

@@ -4,12 +4,10 @@ import logging
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
 from turnrl.plugin.errors import in_short
 from turnrl.plugin.hooks import load_plugins
-from turnrl.plugin.signals import end_all
 from turnrl.watch.checkpoints import LastCheckpoint
 from turnrl.watch.metrics import PolicyRows, write_whole_rows
 from turnrl.watch.trainer import is_trial
@@ -42,7 +40,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
             if not isinstance(callback, L.Callback | None):
                 raise plugin.fault(f"made {callback!r}, which is not a Lightning callback")
             made.append(callback)
-    made += [FirstValidation(), EndsSampling(), EndsProcesses()]
+    made += [FirstValidation(), EndsSampling()]
     existing = {type(callback): callback for callback in trainer.callbacks}
     ordered = [existing.get(type(callback), callback) for callback in made if callback is not None]
     others = [callback for callback in trainer.callbacks if callback not in ordered]
@@ -61,20 +59,6 @@ class EndsSampling(L.Callback):
             pl_module.collector.close()
         except Exception as error:  # only a warning: the user has to read what ended the run
             _logger.warning(f"closing tools and engine failed as well: {in_short(error)}")
-
-
-class EndsProcesses(L.Callback):
-    """End the processes that this one has started if its run fails. Otherwise they may wait for it
-    for ever. After Ctrl-C, Lightning does this."""
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        launcher = trainer.strategy.launcher
-        if isinstance(exception, KeyboardInterrupt):
-            return
-        if isinstance(launcher, _SubprocessScriptLauncher):
-            end_all(launcher.procs, _PATIENCE_S)
 
 
 class FirstValidation(L.Callback):

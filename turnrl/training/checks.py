@@ -85,19 +85,11 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
         )
     for name, reward in zip(names, rewards, strict=True):
         check_numbers(f"{name}: ", reward, "right_at")
-        if reward.right_at is not None and not is_finite(reward.right_at):
+        right = reward.right_at
+        if right is not None and (not is_finite(right) or reward.is_cost or reward.by_turn):
             raise RecipeError(
-                f"{name} has right_at = {reward.right_at}. Give what a right attempt gets of it."
-            )
-        if reward.is_cost and reward.right_at is not None:
-            raise RecipeError(
-                f"{name} has right_at = {reward.right_at} and is_cost, but what a right attempt "
-                "gets is no cost. Leave out one of the two."
-            )
-        if reward.by_turn and reward.right_at is not None:
-            raise RecipeError(
-                f"{name} has right_at = {reward.right_at}, but it scores turns, and only a whole "
-                "attempt is right or wrong. Leave it out, or extend OutcomeReward."
+                f"{name} has right_at = {right}. It is what a right attempt gets of an outcome "
+                "reward: a finite number, and none for a cost or for a reward of turns."
             )
 
 

@@ -375,7 +375,7 @@ class Collector:
             name, setting = engine.name, engine.memory_setting or "its memory"
             raises = f"Raise {setting}, or lower model.rollout.max_tokens."
             if places == holds:
-                name, raises = tool, "Raise its capacity, if it can serve more."
+                name, raises = str(tool), "Raise its capacity, if it can serve more."
             rank_zero_info(
                 f"{name} has room for {holds} of a group's {size} trajectories and their probes, "
                 f"and running so few at once is slow. {raises}"
