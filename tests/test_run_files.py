@@ -30,7 +30,6 @@ from turnrl.recipe.merging import listed
 from turnrl.runs import record
 from turnrl.runs.claim import claimed
 from turnrl.runs.files import remove_torn, whole_file
-from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.checkpoints import BestCheckpoint
 from turnrl.watch.recorder import Recorder
 
@@ -493,20 +492,6 @@ def csv_logger(**settings):
 def test_the_announced_folder_is_used(recipe, logger):
     start = turnrl.build(["recipe.yaml", *logger]).start
     assert read_invocation("fit", ["recipe.yaml", *logger]).place.folder == start.folder
-
-
-def test_a_callback_marks_a_run_by_recipe(recipe):
-    run = turnrl.build(["recipe.yaml"])
-    (note,) = (callback for callback in run.trainer.callbacks if isinstance(callback, ByRecipe))
-    assert note.folder == Path("runs/recipe/version_0")
-    assert note.default_bar is run.trainer.progress_bar_callback is not None
-    for bar in (
-        ["--trainer.callbacks", "TQDMProgressBar"],
-        ["--trainer.enable_progress_bar", "false"],
-    ):
-        run = turnrl.build(["recipe.yaml", *bar, "--trainer.logger", "false"])
-        (note,) = (callback for callback in run.trainer.callbacks if isinstance(callback, ByRecipe))
-        assert (note.folder, note.default_bar) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ from turnrl.training.checks import check_division, start_of
 from turnrl.training.lifecycle import PolicyModule
 from turnrl.training.module import MTGRPO
 from turnrl.training.questions import QuestionData
-from turnrl.training.trainer_checks import check_trainer
+from turnrl.training.trainer_checks import check_trainer, claim_folder
 from turnrl.types.examination import Start
-from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
+from turnrl.watch.console import IterationLines
 from turnrl.watch.recorder import Recorder
 from turnrl.watch.trainer import writing
 
@@ -264,8 +264,7 @@ class _CLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         invocation = self.invocation
         config = self.config_init.trainer
-        note = ByRecipe(invocation.place.folder)
-        callbacks = [_Signals(), note, *listed(config.callbacks)]
+        callbacks = [_Signals(), *listed(config.callbacks)]
         if any(isinstance(callback, Recorder) for callback in callbacks):
             raise RecipeError(
                 "trainer.callbacks has a Recorder, but every run has one. Leave it out, and set "
@@ -291,10 +290,11 @@ class _CLI(LightningCLI):
                 f"Lightning refuses the settings under trainer: {str(error).rstrip('.!')}. Correct "
                 "them; 'accelerator: auto' takes what this machine has."
             ) from error
+        bar = trainer.progress_bar_callback
         if not isinstance(self.model, PolicyModule):  # nothing is collected that they could record
             trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Recorder)]
-        bar = trainer.progress_bar_callback
-        note.default_bar = None if bar in callbacks else bar
+        elif bar is not None and bar not in callbacks:  # Lightning's own, which nobody asked for
+            trainer.callbacks[trainer.callbacks.index(bar)] = IterationLines(announced=True)
         return cast(L.Trainer, trainer)
 
 
@@ -383,6 +383,8 @@ def make(invocation: Invocation) -> Built:
     trainer = cli.trainer
     check_trainer(trainer)
     folder = invocation.place.folder and Path(str(trainer.log_dir))
+    resumed = invocation.contents.get("ckpt_path") if invocation.command == "fit" else None
+    claim_folder(trainer, folder, resumed)
     gpu_memory = cli.model.gpu_memory if isinstance(cli.model, MTGRPO) else None
     start = start_of(trainer, cli.model, cli.datamodule, folder, gpu_memory)
     if start.divided:

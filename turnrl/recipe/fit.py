@@ -25,7 +25,7 @@ from turnrl.plugin.signals import is_first_process
 from turnrl.plugin.text import say
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
-from turnrl.runs.claim import claimed, refuse_other_run, writable_part
+from turnrl.runs.claim import claimed, writable_part
 from turnrl.runs.files import remove_torn
 
 if TYPE_CHECKING:
@@ -132,9 +132,6 @@ def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
     if invocation.place.folder is not None:
         writable_part(invocation.place.folder)  # fails here, before a logger tries to write
     is_first = is_first_process()
-    if is_first and invocation.place.folder is not None and not invocation.place.is_numbered:
-        resumed = invocation.contents.get("ckpt_path") if invocation.command == "fit" else None
-        refuse_other_run(invocation.place.folder, resumed)
     home = invocation.place.home
     with contextlib.ExitStack() as ending:
         for folder in home.glob("*/checkpoints") if is_first and home is not None else ():

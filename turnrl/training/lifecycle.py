@@ -175,7 +175,7 @@ class PolicyModule(L.LightningModule, ABC):
         if learns:
             examine_run(start, shown=self.trainer.is_global_zero)
         else:
-            claim_folder(self.trainer, self.folder)
+            claim_folder(self.trainer, self.folder, self.trainer.ckpt_path)
             start.settle()  # an evaluation samples like the run's own validation
         self.collector.check(learns=start.learns)
         if isinstance(data, KnownQuestions):
@@ -195,7 +195,7 @@ class PolicyModule(L.LightningModule, ABC):
         device other than a CPU, compute a full minibatch once, forward and back, so that a run that
         lacks memory fails in its first minutes."""
         if not self.trainer.strategy.restore_checkpoint_after_setup:
-            claim_folder(self.trainer, self.folder)
+            claim_folder(self.trainer, self.folder, self.trainer.ckpt_path)
         if self.device.type != "cpu":
             with self.memory.phase("learning"):
                 longest = self.rollout.max_tokens  # a minibatch holds at least one such trajectory

@@ -19,7 +19,6 @@ from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from turnrl.plugin.errors import ArgumentTypeError, RecipeError
 from turnrl.policy.divided import FSDP2
 from turnrl.runs.claim import refuse_other_run
-from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.trainer import data_of
 
 _REFUSED = (
@@ -79,14 +78,18 @@ def check_trainer(trainer: L.Trainer) -> None:
         )
 
 
-def claim_folder(trainer: L.Trainer, folder: Path | None) -> None:
-    """Refuse to write over a run of another trainer. A run from a recipe was checked before.
+def claim_folder(
+    trainer: L.Trainer, folder: Path | None, checkpoint: str | Path | None = None
+) -> None:
+    """Refuse to write over a run of another trainer. A trainer claims its folder once.
 
+    Args:
+        trainer: The trainer.
+        folder: The run's folder; None if the run writes none.
+        checkpoint: The checkpoint that the run resumes from; None if it begins anew.
     Raises:
         RecipeError: If there is a run in the folder.
     """
-    if folder is None or not trainer.is_global_zero or _claimed.get(trainer) == folder:
-        return
-    if not any(isinstance(c, ByRecipe) for c in trainer.callbacks):  # type: ignore[attr-defined]
-        refuse_other_run(folder, trainer.ckpt_path)
-    _claimed[trainer] = folder
+    if folder is not None and trainer.is_global_zero and _claimed.get(trainer) != folder:
+        refuse_other_run(folder, checkpoint)
+        _claimed[trainer] = folder

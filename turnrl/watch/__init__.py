@@ -10,5 +10,4 @@ alarms       a line when a run goes wrong
 health       a line when a run learns nothing
 curves       the four curves as a picture
 card         the trained policy, for use without turnrl: weights, tokenizer, model card
-by_recipe    a note in the trainer, for callbacks that print
 """

@@ -24,10 +24,10 @@ from lightning.pytorch.callbacks import (
     RichProgressBar,
     TQDMProgressBar,
 )
+from lightning.pytorch.cli import SaveConfigCallback
 from tqdm.auto import tqdm
 
 from turnrl.plugin.text import fitted, painted, terminal_columns
-from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.card import ExportsPolicy
 from turnrl.watch.metrics import SHOWN
 from turnrl.watch.resumed import FirstFigures
@@ -49,29 +49,25 @@ def iteration_lines(trainer: Any) -> L.Callback | None:
     is 0.
 
     A bar that the user asked for stays, and so do a deeper summary and
-    `enable_progress_bar=False`. A recipe shows what the user asked for. Without one, any class but
-    Lightning's default counts as asked for.
+    `enable_progress_bar=False`. Any class but Lightning's default counts as asked for. A run from a
+    recipe has its lines already, unless the recipe asks for something else.
 
     Returns:
         The lines; None if the run shows something else.
     """
     bar, rich = trainer.progress_bar_callback, importlib.util.find_spec("rich") is not None
+    if isinstance(bar, IterationLines):
+        return bar
+    if any(isinstance(callback, SaveConfigCallback) for callback in trainer.callbacks):
+        return None
     unasked = [
         callback
         for callback in trainer.callbacks
         if type(callback) is (RichProgressBar if rich else TQDMProgressBar)
         or (type(callback) in (ModelSummary, RichModelSummary) and callback._max_depth == 1)
     ]
-    if (note := _note(trainer)) is not None:
-        unasked = [note.default_bar]
     trainer.callbacks = [callback for callback in trainer.callbacks if callback not in unasked]
-    lines = bar is not None and (bar in unasked or isinstance(bar, IterationLines))
-    return IterationLines() if lines else None
-
-
-def _note(trainer: Any) -> ByRecipe | None:
-    """The note of a run that was built from a recipe."""
-    return next((c for c in trainer.callbacks if isinstance(c, ByRecipe)), None)
+    return IterationLines() if bar in unasked else None
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:
@@ -91,12 +87,17 @@ def duration(seconds: float) -> str:
 
 class IterationLines(ProgressBar):
     """Prints a row of figures per iteration and per validation, within 80 columns. On a terminal it
-    also shows a bar of steps, if learning from an iteration takes more than a few seconds."""
+    also shows a bar of steps, if learning from an iteration takes more than a few seconds.
+
+    Args:
+        announced: True if a command has printed where the run writes.
+    """
 
     is_enabled = True
 
-    def __init__(self) -> None:
+    def __init__(self, announced: bool = False) -> None:
         super().__init__()
+        self._announced = announced
         self._folder: Path | None = None
         self._start = self._trained_from = time.perf_counter()
         self._done = 0
@@ -134,8 +135,8 @@ class IterationLines(ProgressBar):
         self._figures = next(keepers, self._figures)
         _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
-        trial, note = is_trial(trainer), _note(trainer)
-        if (note is None or note.folder != self._folder) and not trial:
+        trial = is_trial(trainer)
+        if not (self._announced or trial):
             alone = f"only checkpoints/ in {trainer.default_root_dir}: trainer.logger is false"
             self._print_line(f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
@@ -215,7 +216,7 @@ class IterationLines(ProgressBar):
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Print why the run ended, what training changed, where the policy is, and how to see it
         act."""
-        if not self._trains and _note(trainer) is not None:
+        if not self._trains:
             return  # nothing was left to train, and `FirstFigures` prints that
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
