@@ -146,37 +146,6 @@ def test_help_explains_settings_and_components_from_their_docstrings(capsys):
     assert "Discount of later turn rewards" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_tab_completes_commands_and_settings(capsys, tmp_path):
-    assert main(["completion", "bash"]) == 0
-    (tmp_path / "turnrl.sh").write_text(capsys.readouterr().out)
-
-    def offered(*words):
-        line = " ".join(["turnrl", *words])
-        asked = f"""
-            source turnrl.sh
-            COMP_WORDS=({line}) COMP_CWORD={len(words)} COMP_LINE="{line}" COMP_POINT={len(line)}
-            $(complete -p turnrl | sed 's/.*-F \\([^ ]*\\).*/\\1/') turnrl {words[-1]}
-            echo "${{COMPREPLY[@]}}"
-        """
-        done = subprocess.run(
-            ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
-
-    assert offered("ev") == ["eval"]
-    assert offered("fit", "r.yaml", "--model.rollout.max_t") == [
-        *("--model.rollout.max_tokens", "--model.rollout.max_turn_tokens")
-    ]
-    assert offered("fit", "quick") == offered("doctor", "quick") == ["quickstart"]
-    assert offered("fit", "variants/triviaqa_qwen2.5_7b_l") == ["variants/triviaqa_qwen2.5_7b_lora"]
-    (tmp_path / "quicker.yaml").touch()
-    assert offered("fit", "quicker") == ["quicker.yaml"]
-    assert offered("eval", "r.yaml", "--data.val_") == [
-        *("--data.val_batch_size", "--data.val_limit", "--data.val_split")
-    ]
-
-
 def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsys):
     assert main(["plugins"]) == 0
     printed = capsys.readouterr().out

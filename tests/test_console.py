@@ -35,12 +35,12 @@ from runs import data, last, make_module, rows, trainer
 from turnrl.cli import main
 from turnrl.policy.model import LanguageModel
 from turnrl.recipe.bundled import bundled_recipes
-from turnrl.recipe.fit import announce, crowded, device_name
+from turnrl.recipe.fit import announce
 from turnrl.recipe.invocation import read_invocation
 from turnrl.watch.console import IterationLines, duration
 from turnrl.watch.resumed import changes
 
-HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
+HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0"]
 
 
 def fit(capsys, *options):
@@ -436,44 +436,6 @@ def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(r
         check=True,
     )
     assert done.stdout.splitlines() == [*HEAD, "loading torch and Lightning", "False"]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only on Linux")
-@pytest.mark.parametrize(
-    ("cores", "load", "threads", "told"),
-    [
-        (2, 1.9, None, "OMP_NUM_THREADS=1"),
-        (16, 12.0, None, "OMP_NUM_THREADS=4"),
-        (16, 90.0, None, "100% of the cores busy"),
-        (2, 0.3, None, ""),
-        (1, 5.0, None, ""),
-        (2, 1.9, "2", ""),
-    ],
-)
-def test_a_run_on_busy_cores_says_how_many_threads_to_take(monkeypatch, cores, load, threads, told):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if threads is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    assert told in crowded()
-    assert bool(told) is bool(crowded())
-
-
-@pytest.mark.parametrize(("asked", "named"), [("cpu", "the CPU"), ("tpu", "tpu"), ("mps", "mps")])
-def test_the_device_name_matches_the_requested_device(asked, named):
-    assert device_name(asked) == named
-
-
-def test_a_card_is_named_unless_it_is_hidden(monkeypatch, tmp_path):
-    information = tmp_path / "information"
-    information.write_text("Model: \t\t NVIDIA H200\nIRQ:   35\n")
-    monkeypatch.setattr("turnrl.recipe.fit.Path.glob", lambda *_: iter([information]))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert device_name("auto") == "NVIDIA H200"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert device_name("auto") in ("the CPU", "mps")
 
 
 def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):

@@ -151,21 +151,10 @@ def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys
     assert noted(run)["command"] == "fit"
     folder = scored(capsys, run)["folder"]
     assert noted(folder)["command"] == "eval"
-    assert "json" not in noted(folder)
     again = scored(capsys, f"{folder}/config.yaml")["folder"]
     assert noted(again)["command"] == "eval"
     assert noted(scored(capsys, f"{run}/config.yaml")["folder"])["command"] == "eval"
     assert main(["fit", f"{run}/config.yaml", "--ckpt_path", run]) == 0
-    # evaluations of before noted no command, and whether JSON was printed
-    before = {key: value for key, value in noted(folder).items() if key != "command"}
-    save({**before, "json": True}, "before.yaml")
-    capsys.readouterr()
-    assert main(["eval", "before.yaml"]) == 0
-    assert "3 questions, greedy" in capsys.readouterr().out
-    Path("stray.yaml").write_text("json: true")
-    message = fails(capsys, ["eval", "recipe.yaml", "stray.yaml"])
-    assert "json is an option of 'turnrl eval', and no key of a recipe." in message
-    assert message.endswith("Leave it out of 'stray.yaml', and give --json.")
     message = fails(capsys, ["fit", "recipe.yaml", "--command", "eval"])
     assert "unknown key 'command'" in message
 
@@ -181,14 +170,6 @@ def test_a_typo_of_an_endpoint_is_named_beside_a_resolved_recipe(recipe, capsys)
     Path("resolved.yaml").write_text(capsys.readouterr().out)
     message = fails(capsys, ["eval", "resolved.yaml", "--endpoint.base_urll", "x"])
     assert "unknown key 'endpoint.base_urll'. Did you mean base_url?" in message
-
-
-def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):
-    capsys.readouterr()
-    assert main(["eval", "--json", "recipe.yaml", "--data.val_limit", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["figures"]["val"]["turns"]["questions"] == 1
-    message = fails(capsys, ["eval", "recipe.yaml", "--json=true"])
-    assert "argument --json: takes no value, and 'true' was given" in message
 
 
 @pytest.mark.slow

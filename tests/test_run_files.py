@@ -307,7 +307,7 @@ def test_every_run_has_its_own_folder_that_last_and_best_find_with_any_logger(
 ):
     fit = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", *logger]
     assert main(fit) == 0
-    assert f"writing to {home}/version_0, on the CPU\n" in capsys.readouterr().out
+    assert f"writing to {home}/version_0\n" in capsys.readouterr().out
     assert main([*fit, "--model.group_size", "2"]) == 0
     for number, size in ((0, 4), (1, 2)):
         run = Path(home, f"version_{number}")
@@ -513,7 +513,7 @@ def test_the_first_line_says_where_files_go(recipe, request, capsys, command, op
     capsys.readouterr()
     assert main([command, "recipe.yaml", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"writing {place}, on the CPU"
+    assert lines[1] == f"writing {place}"
     made = {str(path) for path in Path().rglob("*") if path.is_dir() and path not in before}
     folders = {path for path in made if path.startswith("runs/") and "version" in path}
     assert bool(folders) == place.startswith("to ")

@@ -37,7 +37,6 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.plugin.errors import PluginError
-from turnrl.policy.model import LanguageModel
 from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
 from turnrl.sft.dictation import play_demonstrations
@@ -822,28 +821,3 @@ def test_the_frozen_lake_of_the_page_is_learned(tmp_path, monkeypatch, capsys):
     outcomes = column("runs/frozen_lake", "val/reward/outcome")
     assert outcomes[0] < 0.1
     assert max(outcomes) > 0.25
-
-
-@pytest.mark.parametrize(("when", "message"), [
-    ("begin", r"\nNothing was written to warm\.\n\nturnrl: stopped by Ctrl-C\n"),
-    ("write", r"\nwarm is incomplete\. Delete it, and repeat the command\.\n\nturnrl: stopped"),
-])  # fmt: skip
-def test_an_interrupt_says_whether_anything_was_written(
-    tmp_path, monkeypatch, capsys, when, message
-):
-    monkeypatch.chdir(tmp_path)
-    save(LAKE, "lake.yaml")
-
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    if when == "begin":
-        monkeypatch.setattr(LanguageModel, "load", interrupted)
-    else:
-        monkeypatch.setattr("turnrl.watch.card.write_card", interrupted)
-    few = ["--steps", "2", "--batch_size", "4"]
-    assert main(["warmup", "lake.yaml", "--to", "warm", *few]) == 130
-    printed = capsys.readouterr().err
-    assert re.search(message, printed)
-    assert "Traceback" not in printed
-    assert Path("warm").is_dir() == (when == "write")

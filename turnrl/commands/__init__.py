@@ -8,7 +8,6 @@ compare     runs compared on the same questions
 sweep/      a recipe trained with several seeds and settings
 scaffold/   the beginning of a plugin, and the list of the installed ones
 warmup      a policy that learns the form of its turns before `fit`
-completion  a completion script for the shell
 
 `fit` is `turnrl.recipe.fit`, because every command that takes a recipe is made there.
 """
@@ -27,7 +26,6 @@ COMMANDS: Mapping[str, str] = {
     "eval": "turnrl.commands.eval.command:add_eval_command",
     "recipes": "turnrl.commands.recipes:add_recipes_command",
     "compare": "turnrl.commands.compare:add_compare_command",
-    "completion": "turnrl.commands.completion:add_completion_command",
     "play": "turnrl.commands.play:add_play_command",
     "plugin": "turnrl.commands.scaffold.command:add_plugin_command",
     "plugins": "turnrl.commands.scaffold.listing:add_plugins_command",

@@ -14,8 +14,7 @@ _USUAL = ("fit", "eval", "recipes", "doctor")
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of `turnrl` with the commands of all installed plugins, for tab completion and the
-    documentation."""
+    """The parser of `turnrl` with the commands of all installed plugins, for the documentation."""
     return parser_of(COMMANDS, *working_plugins("turnrl_commands"))[0]
 
 

@@ -235,9 +235,9 @@ class _CLI(LightningCLI):
         group = parser.add_argument_group(f"Settings of turnrl {invocation.command}")
         for key, (kind, default, *text) in invocation.settings.items():
             group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(text))
-        flags = {**invocation.flags, TRUST[2:]: "Run the code that a stranger's recipe names"}
-        for flag, line in flags.items() if for_help else ():  # flags are not settings
-            group.add_argument(f"--{flag}", action="store_true", help=line)
+        if for_help:  # it is no setting
+            line = "Run the code that a stranger's recipe names"
+            group.add_argument(TRUST, action="store_true", help=line)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         parser.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"

@@ -10,29 +10,23 @@ import contextlib
 import gc
 import json
 import os
-import platform
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import OutputClosed
 from turnrl.plugin.hooks import Commands
 from turnrl.plugin.signals import is_first_process
 from turnrl.plugin.text import say
 from turnrl.recipe.bundled import shown_recipe
-from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
+from turnrl.recipe.invocation import DECISIONS, Invocation, Settings, read_invocation
 from turnrl.runs.claim import claimed, writable_part
 from turnrl.runs.files import remove_torn
 
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
-
-_BUSY = 0.5
-"""The share of busy cores from which a run says so."""
 
 
 def add_fit_command(commands: Commands) -> None:
@@ -55,7 +49,6 @@ def add_recipe_command(
     work: Callable[[Built], None],
     settings: Settings | None = None,
     *,
-    flags: Flags | None = None,
     takes_run: bool = False,
     prepare: Callable[[Invocation], Invocation] | None = None,
 ) -> argparse.ArgumentParser:
@@ -73,10 +66,8 @@ def add_recipe_command(
         settings: Keys at the top of a recipe that only this command has, with their types, defaults
             and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
-            `Built.settings`. A key whose type may be a list takes several words.
-        flags: Options without a value that are not settings of a recipe, with their lines of help,
-            such as `{"json": "Print JSON"}`. `Built.invocation.raised_flags` has those that the
-            user gives, and argparse's namespace has each as a boolean, such as `parsed.json`.
+            `Built.settings`. A key whose type may be a list takes several words, and one of type
+            `bool` takes none: `--json` means `--json true`.
         takes_run: Accept a run in the place of the first recipe, by any word that
             `turnrl.runs.find_run` takes. The recipe is then the run's `config.yaml` without
             `ckpt_path` and `trainer.logger`. `Invocation.agent` has the folder and the checkpoint.
@@ -86,42 +77,17 @@ def add_recipe_command(
     Returns:
         The command's own parser.
     """
-    flags = flags or {}
     # argparse treats no word as an option: options are the recipe's, which has hundreds
     parser = commands.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
-    parser.add_argument("recipe", nargs=argparse.REMAINDER, action=_Words, flags=flags)
+    parser.add_argument("recipe", nargs=argparse.REMAINDER)
 
     read = partial(read_invocation, name, settings=settings, takes_run=takes_run, prepare=prepare)
 
     def run(parsed: argparse.Namespace) -> int:
-        raised = [flag for flag in flags if getattr(parsed, flag)]
-        return _run(read(parsed.recipe, flags=flags, raised_flags=raised), work)
+        return _run(read(parsed.recipe), work)
 
     parser.set_defaults(run=run)
     return parser
-
-
-class _Words(argparse.Action):
-    """The words after a command, without its flags, which may stand anywhere among them."""
-
-    def __init__(self, *args: Any, flags: Flags, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._flags = flags
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: object,
-        values: Any,
-        option: str | None = None,
-    ) -> None:
-        for flag in self._flags:
-            setattr(namespace, flag, f"--{flag}" in values)
-        flags = {f"--{flag}" for flag in self._flags}
-        for name, equals, value in (word.partition("=") for word in values):
-            if equals and name in flags:
-                parser.error(f"argument {name}: takes no value, and {value!r} was given")
-        setattr(namespace, self.dest, [word for word in values if word not in flags])
 
 
 def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
@@ -140,8 +106,6 @@ def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
             invocation = replace(invocation, number=ending.enter_context(claimed(home)))
         if is_first:
             announce(invocation)
-        if is_first and invocation.destination:
-            ending.enter_context(_reporting_interrupt(Path(invocation.destination)))
         return _build_for(invocation, work)
 
 
@@ -155,8 +119,7 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
         gc.freeze()  # modules stay for good, so no later collection needs to scan them
         gc.enable()
     # DDP starts its other processes from sys.argv, and they inherit the environment
-    flags = [f"--{flag}" for flag in invocation.raised_flags]
-    argv, sys.argv = sys.argv, [sys.argv[0], invocation.command, *flags]
+    argv, sys.argv = sys.argv, [sys.argv[0], invocation.command]
     os.environ[DECISIONS] = _decisions(invocation)
     try:
         work(make(invocation))
@@ -178,72 +141,15 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
 
 def _decisions(invocation: Invocation) -> str:
     """The parts of an invocation that the other processes of a run need, as JSON."""
-    names = ("contents", "arguments", "files", "help_options", "raised_flags", "number")
+    names = ("contents", "arguments", "files", "help_options", "number")
     kept = {name: getattr(invocation, name) for name in names}
     return json.dumps({**kept, "destination": invocation.destination}, default=str)
 
 
-@contextlib.contextmanager
-def _reporting_interrupt(folder: Path) -> Iterator[None]:
-    """After an interrupt, print whether the command has changed its destination folder."""
-
-    def files() -> dict[Path, int]:
-        return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
-
-    before = files()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if files() == before:
-            say(f"\nNothing was written to {folder}.", sys.stderr)
-        else:
-            say(f"\n{folder} is incomplete. Delete it, and repeat the command.", sys.stderr)
-        raise
-
-
-def device_name(accelerator: str) -> str:
-    """The device on which a run will compute, as far as that shows without torch.
-
-    Args:
-        accelerator: The trainer's setting, `auto` for example.
-    """
-    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if accelerator in ("auto", "gpu", "cuda") and cards and not hidden:
-        model = re.search(r"^Model:\s*(.+)$", cards[0].read_text("utf-8"), re.MULTILINE)
-        return model[1] if model else "a GPU"
-    if accelerator == "auto" and (sys.platform, platform.machine()) == ("darwin", "arm64"):
-        return "mps"
-    return "the CPU" if accelerator in ("cpu", "auto") else accelerator
-
-
 def announce(invocation: Invocation) -> None:
-    """Print the recipe, the run's folder, the device and the checkpoint, before torch loads."""
+    """Print the recipe, the run's folder and the checkpoint, before torch loads."""
     say(f"turnrl {invocation.command}: {' + '.join(map(shown_recipe, invocation.files))}")
-    device = device_name(str(invocation.contents["trainer"].get("accelerator") or "auto"))
-    say(f"writing {invocation.place}, on {device}")
+    say(f"writing {invocation.place}")
     if checkpoint := invocation.contents.get("ckpt_path"):
         say(f"checkpoint {checkpoint}")
-    if device == "the CPU" and (line := crowded()):
-        say(line, sys.stderr)
     say("loading torch and Lightning")
-
-
-def crowded() -> str:
-    """A line about other programs that use this machine's cores; empty if there are enough, or if
-    the user has set the number of threads.
-
-    More threads than free cores wait for each other after each operation, which can take ten times
-    as long as a single one. turnrl does not choose, because the last digits of a run depend on the
-    number.
-    """
-    if "OMP_NUM_THREADS" in os.environ or not hasattr(os, "sched_getaffinity"):
-        return ""
-    cores, busy = len(os.sched_getaffinity(0)), os.getloadavg()[0] / (os.cpu_count() or 1)
-    free = max(1, int(cores * (1 - busy)))
-    if cores == 1 or busy <= _BUSY:
-        return ""
-    return (
-        f"other programs keep {min(busy, 1):.0%} of the cores busy, and torch would use {cores} "
-        f"threads: OMP_NUM_THREADS={free} may be many times as fast"
-    )

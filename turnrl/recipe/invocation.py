@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
@@ -34,8 +34,6 @@ from turnrl.runs.find import RUNS, require
 
 Settings = Mapping[str, tuple[Any, ...]]
 """The type and default of each of a command's own keys, and perhaps its line of help."""
-Flags = Mapping[str, str]
-"""Options without a value, with their lines of help. They are not settings of a recipe."""
 COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
 DEFAULTS: Mapping[str, Editable] = {
@@ -66,8 +64,6 @@ class Invocation:
         arguments: The words of the command, for the other processes of a run.
         files: The recipes; `stdin` for one on standard input.
         help_options: Options that ask for help or for the printed recipe, and not for a run.
-        flags: Options of the command without a value.
-        raised_flags: The flags that the user gave.
         agent: The run that the first word means; its recipe is then the first. None if the word
             means a recipe.
         number: The number that the run has claimed; None before that.
@@ -80,8 +76,6 @@ class Invocation:
     arguments: Sequence[str]
     files: Sequence[str]
     help_options: Sequence[str]
-    flags: Flags = field(default_factory=dict)
-    raised_flags: Sequence[str] = ()
     agent: NamedAgent | None = None
     number: int | None = None
     destination: str = ""
@@ -154,8 +148,6 @@ def read_invocation(
     *,
     takes_run: bool = False,
     prepare: Callable[[Invocation], Invocation] | None = None,
-    flags: Flags | None = None,
-    raised_flags: Sequence[str] = (),
 ) -> Invocation:
     """Read the words after a command: recipes, then options.
 
@@ -165,27 +157,25 @@ def read_invocation(
         settings: The command's own keys at the top of a recipe.
         takes_run: Accept a run in the place of the first recipe; see `find_agent`.
         prepare: Returns the merged recipes and options with the command's own changes.
-        flags: Options of the command without a value. The `config.yaml` of an earlier run may have
-            them as keys, which are ignored. Other recipes may not have them.
-        raised_flags: The flags that the user gave.
     Raises:
         RecipeError: If there is no recipe, a recipe cannot be read, or an option is malformed; or
             if a stranger's recipe names code, and the words have no `--trust`.
         CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint; or if the
             first word is not a run, a checkpoint or a recipe.
     """
-    settings, flags, agent = settings or {}, flags or {}, None
+    settings, agent = settings or {}, None
     words = [word for word in arguments if word != TRUST]
     if not is_first_process() and (decisions := os.environ.pop(DECISIONS, None)):
-        return Invocation(command, settings, flags=flags, **json.loads(decisions))
+        return Invocation(command, settings, **json.loads(decisions))
     if takes_run and words and not words[0].startswith(DASHES):
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _path_of_recipe(named, command)
-    merge = _Merge(command, flags, agent is not None, TRUST in arguments)
+    merge = _Merge(agent is not None, TRUST in arguments)
     help_options = list[str]()
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
-    for option, value in read_options(command, words, lists):
+    switches = [f"--{key}" for key, (kind, *_) in settings.items() if kind is bool]
+    for option, value in read_options(command, words, lists, switches):
         if option in ASKS or option.endswith(".help"):
             help_options.append(f"{option}={value}" if value else option)
         elif option == "--config":
@@ -201,8 +191,6 @@ def read_invocation(
         arguments=merge.arguments,
         files=merge.files,
         help_options=help_options,
-        flags=flags,
-        raised_flags=raised_flags,
         agent=agent,
     )
     return _completed(prepare(invocation) if prepare else invocation)
@@ -212,8 +200,6 @@ class _Merge:
     """Merges recipes and options in their order.
 
     Args:
-        command: The command that reads them.
-        flags: Its options without a value.
         of_run: True if the first recipe is a run's own.
         trusts: True if the user agrees to run the code that a stranger's recipe names.
     Attributes:
@@ -222,9 +208,8 @@ class _Merge:
         files: The recipes.
     """
 
-    def __init__(self, command: str, flags: Flags, of_run: bool, trusts: bool) -> None:
-        self._command, self._flags, self._of_run = command, flags, of_run
-        self._trusts = trusts
+    def __init__(self, of_run: bool, trusts: bool) -> None:
+        self._of_run, self._trusts = of_run, trusts
         self.contents: Editable = {key: {} for key in MAPPINGS}
         self.arguments: list[str] = []
         self.files: list[str] = []
@@ -232,19 +217,9 @@ class _Merge:
     def add_recipe(self, file: RecipeFile) -> None:
         """Add the settings of a recipe. The command that a run notes beside them is left out, and
         so are the `ckpt_path` of a first recipe that is a run's own, and where it wrote.
-
-        Raises:
-            RecipeError: If a flag of the command is a key of the recipe.
         """
-        contents = file.read()
         path = Path(file.path or "")
-        for flag in self._flags:
-            if flag in contents:
-                raise RecipeError(
-                    f"{flag} is an option of 'turnrl {self._command}', and no key of a recipe. "
-                    f"Leave it out of {str(file)!r}, and give --{flag}."
-                )
-        new = {key: value for key, value in contents.items() if key != COMMAND}
+        new = {key: value for key, value in file.read().items() if key != COMMAND}
         if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
             with_paths = {key: new[key] for key in ("model", "data") if key in new}
             new |= each_value(with_paths, partial(relocated, Path(file.path)))

@@ -95,7 +95,7 @@ class RecipeFile:
 
 
 def read_options(
-    command: str, words: Sequence[str], lists: Collection[str]
+    command: str, words: Sequence[str], lists: Collection[str], switches: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """Split the words of a command into options and their values. Recipes become values of
     `--config`. An option that asks for help may have an empty value.
@@ -104,6 +104,7 @@ def read_options(
         command: The command.
         words: Recipes, then options.
         lists: Options that take several words.
+        switches: Options that mean `true` without a word.
     Raises:
         RecipeError: If a word is neither a recipe nor an option, or an option has no value.
     """
@@ -125,7 +126,9 @@ def read_options(
                 f"unknown argument {word!r}.{hint} Recipes come first, then options as --key value."
             )
         values = [value] if equals else []
-        while rest and not rest[0].startswith("--") and not equals and option not in ASKS:
+        if option in switches and not (values or rest[:1] in (["true"], ["false"])):
+            values = ["true"]
+        while rest and not rest[0].startswith("--") and not values and option not in ASKS:
             values.append(rest.pop(0))
             if option not in lists:
                 break

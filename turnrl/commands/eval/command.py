@@ -40,8 +40,8 @@ _SETTINGS = {
         None,
         "A chat completions server that acts instead of the policy: base_url and model",
     ),
+    "json": (bool, False, "Print the figures as JSON, and nothing else, on standard output"),
 }
-_FLAGS = {"json": "Print the figures as JSON, and nothing else, on standard output"}
 
 
 def add_eval_command(commands: Commands) -> None:
@@ -59,7 +59,6 @@ def add_eval_command(commands: Commands) -> None:
         summary,
         act,
         _SETTINGS,
-        flags=_FLAGS,
         takes_run=True,
         prepare=choose_checkpoint,
     )
@@ -85,5 +84,6 @@ def choose_checkpoint(invocation: Invocation) -> Invocation:
 
 def _start(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
     # a run prints its progress on standard output, where a program wants to read only figures
-    with contextlib.redirect_stdout(sys.stderr) if parsed.json else contextlib.nullcontext():
+    as_json = any(word.partition("=")[0] == "--json" for word in parsed.recipe)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         return run(parsed)

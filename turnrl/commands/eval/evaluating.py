@@ -53,7 +53,7 @@ def evaluate(built: Built, out: TextIO) -> None:
         say("best.ckpt was chosen by its score on these questions: its figures are optimistic")
         say("use other --questions, or score the last checkpoint with --ckpt_path last")
     figures = report_of(rows, samples is not None)
-    if "json" in built.invocation.raised_flags:
+    if built.settings["json"]:
         asked = {
             "recipe": built.invocation.files,
             "checkpoint": built.checkpoint,
