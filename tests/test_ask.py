@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import lightning as L
@@ -74,7 +72,7 @@ def test_load_refuses_a_path_or_module_of_the_wrong_type(tiny_model):
     with pytest.raises(TypeError, match=r"^path is None\. Give a run, a checkpoint or a recipe"):
         turnrl.load(None)
     for wrong in ("x", MTGRPO, Policy(str(tiny_model)).build()):
-        with pytest.raises(TypeError, match=r"^module is .* pass an instance: module=MTGRPO\(\.\."):
+        with pytest.raises(TypeError, match=r"^module is .* Pass an instance of MTGRPO"):
             turnrl.load("runs/a", module=wrong)
 
 
@@ -134,22 +132,6 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     assert message.endswith("Give a recipe, and the run after it: RECIPE --ckpt_path " + str(run))
 
 
-def test_play_reports_what_it_cannot_play_before_loading_torch(by_hand, tiny_model, capsys):
-    _, run = by_hand
-    save({"modle": {}}, "typo.yaml")
-    code = (
-        "import sys\nfrom turnrl.cli import main\n"
-        "for door in sys.argv[1:]: main(['play', door, 'Why?'])\nprint('torch' in sys.modules)"
-    )
-    (kept,) = (run / "checkpoints").glob("*.ckpt")
-    doors = [str(run), str(kept), str(run / "model")]
-    done = subprocess.run([sys.executable, "-c", code, *doors], capture_output=True, text=True)
-    assert done.stderr.count("has no recipe: it was made from Python") == 3
-    assert done.stdout.strip() == "False"
-    message = fails(capsys, ["play", "typo.yaml", "Why?"])
-    assert "unknown key 'modle'. Did you mean model?" in message
-
-
 @pytest.mark.slow
 def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, tiny_model, capsys):
     module, run = by_hand
@@ -165,9 +147,6 @@ def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, 
     options = f"--ckpt_path null --model.policy.model {run}/model"
     assert message.endswith(f"no checkpoint in '{run}'. Take its model as the policy: {options}")
     assert main(["eval", "recipe.yaml", *options.split()]) == 0
-    assert "It holds a model: 'turnrl play RECIPE --checkpoint moved' asks it, and" in (
-        fails(capsys, ["play", "moved", "Number 7?"])
-    )
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft

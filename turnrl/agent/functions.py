@@ -18,7 +18,6 @@ from turnrl.plugin.errors import (
     did_you_mean,
     instance_of,
     kind_of,
-    not_a_list,
 )
 from turnrl.types import ToolSpec
 
@@ -197,7 +196,7 @@ def with_functions(
         RecipeError: From `make`.
     """
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise not_a_list(kind, name, values, extends)
+        raise ArgumentTypeError(f"{name} is {kind_of(values)}. Pass a list: {name}=[...].")
     parts = list[_Part]()
     for number, value in enumerate(values):
         where = f"{name}[{number}]"

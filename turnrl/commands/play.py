@@ -4,10 +4,8 @@
     turnrl play runs/quickstart                  the newest run; questions one by one
     turnrl play quickstart                       the bundled recipe's policy before training
     turnrl play RECIPE --checkpoint RUN          a run made from Python, by a recipe that acts so
-    turnrl play RUN "QUESTION" --answer Netherlands --estimators
 
-It prints turns, calls and results. With --estimators the agent takes several attempts,
-and it prints the credit of their turns by the agent's own estimator, then by each installed one.
+It prints turns, calls and results.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
-from string import ascii_uppercase
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import RecipeError
@@ -60,26 +57,16 @@ def add_play_command(commands: Commands) -> None:
         "checkpoint to load weights from",
     )
     parser.add_argument("--device", default="cpu", help="device to play on (default: %(default)s)")
-    parser.add_argument(
-        "--estimators",
-        action="store_true",
-        help="print the credit of several attempts by each estimator (default: 8 attempts)",
-    )
     text = "run the code that a stranger's run or recipe names"
     parser.add_argument(TRUST, action="store_true", help=text)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> None:
-    if args.estimators and not (args.question and args.answer):
-        raise RecipeError("--estimators scores attempts. Give a QUESTION and its --answer.")
     if args.answer and not args.question:
         raise RecipeError("--answer belongs to one question. Give the QUESTION too.")
-    if args.estimators and args.samples is None:
-        args.samples = 8
     agent = find_agent(args.agent, args.checkpoint)
     file = agent.weights()  # so that a mistake shows before torch is loaded
-    agent.needs_recipe()
     if agent.is_recipe:
         trusts = [TRUST] if args.trust else []
         read_invocation("fit", ["--config", str(agent.recipe), *trusts])
@@ -124,8 +111,6 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
         print(f"\n== attempt {number}")
         _show(module, attempt)
         say(_end(attempt), indent=" " * 11)
-    if args.estimators:
-        say("\n".join(_credit(module, attempts)), indent="   ")
 
 
 def _show(module: MTGRPO, trajectory: Trajectory) -> None:
@@ -162,34 +147,3 @@ def _end(trajectory: Trajectory) -> str:
 
         right = ", right" if exact_match(trajectory.answer, trajectory.question) else ", wrong"
     return f"answer     {answer}{right}; ended by {trajectory.ended_by}"
-
-
-# ------------------------------------------------------------------------------ credit
-
-
-def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
-    """A table of attempts by turns: the reward of each turn, and the credit by each estimator."""
-    from turnrl.credit.applied import applied
-    from turnrl.rewards.scoring import score_group
-
-    group = score_group(attempts, module.rewards, None, module.policy)
-    own = module.estimator
-    every = applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__)
-    columns = [result for result in every if not result.reason]
-    yield ""
-    letters = [*ascii_uppercase, *map(str, range(len(columns)))][: len(columns)]
-    for letter, result in zip(letters, columns, strict=True):
-        yield visible(f"{letter}  {result.name}{', this run' if result.own else ''}")
-    yield from (visible(f"-  {result.name}: {result.reason}") for result in every if result.reason)
-    yield "\nThe advantages of each turn by these estimators:"
-    heads = "".join(f"{letter:>6}" for letter in letters)
-    yield f"try  outcome  turn  reward{heads}"
-    credit = [result.advantages for result in columns]
-    for i, attempt in enumerate(attempts):
-        begin = f"{i + 1:3}  {float(group.outcome[i]):7.2f}"
-        for k in range(len(attempt.turns)):
-            cells = "".join(
-                f"{round(of[i][k], 2) + 0.0:+6.2f}" if i in of else f"{'-':>6}" for of in credit
-            )
-            yield f"{begin:12}  {k + 1:4}  {float(group.turn_rewards[i, k]):6.2f}{cells}"
-            begin = ""

@@ -241,20 +241,8 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
         ArgumentTypeError: Naming the argument, its value, and what to write.
     """
     if not isinstance(value, kind):
-        advice = f"Pass an instance of a class that extends {extends or kind.__name__}."
-        if call := _call(kind, value, extends):
-            keyword = "" if name.endswith("]") else f"{name}="
-            advice = f"In Python, pass an instance: {keyword}{call}."
-        raise ArgumentTypeError(f"{name} is {kind_of(value)}. {advice}")
-
-
-def not_a_list(kind: type, name: str, value: object, extends: str) -> ArgumentTypeError:
-    """The error for an argument from Python that should be a list; see `instance_of`."""
-    item = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
-    if inspect.isroutine(value):
-        item = value.__name__
-    example = f"{name}=[{item or _call(kind, value, extends) or '...'}]"
-    return ArgumentTypeError(f"{name} is {kind_of(value)}, not a list. Pass a list: {example}.")
+        wanted = extends or kind.__name__
+        raise ArgumentTypeError(f"{name} is {kind_of(value)}. Pass an instance of {wanted}.")
 
 
 def kind_of(value: object) -> str:
@@ -267,19 +255,6 @@ def kind_of(value: object) -> str:
         return f"the function {value.__name__}"
     noun = type(value).__name__
     return "None" if value is None else f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
-def _call(kind: type, value: object, extends: str) -> str:
-    """The constructor call that the user probably meant by a class, its name or another value;
-    empty if that is unclear."""
-    if not extends and not inspect.isabstract(kind):  # a class that nobody extends
-        needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
-        takes_it = isinstance(value, str) and len(needed) == 1
-        return f"{kind.__name__}({repr(value)[:80] if takes_it else '...'})"
-    named = value.rpartition(".")[2] if isinstance(value, str) else ""
-    if isinstance(value, type) and issubclass(value, kind):
-        named = value.__name__
-    return f"{named}()" if named.isidentifier() else ""
 
 
 def parse_bytes(text: str, setting: str, instead: str = "") -> int:

@@ -314,21 +314,6 @@ def import_named(names: Collection[str]) -> None:
             installed_class(hook, name)
 
 
-def _other_kind(name: str, kinds: tuple[type, ...]) -> str:
-    """`a tool, not a reward`, if an installed class of another kind has this name; else nothing."""
-    words = {hook: hook.removeprefix("turnrl_").removesuffix("s") for hook in KINDS}
-    words |= {"turnrl_datasets": "data set", "turnrl_answers": "answer rule"}
-    wanted = [words[hook] for hook, kind in KINDS.items() if issubclass(kinds[0], kind)]
-    for hook, kind in KINDS.items():
-        if not issubclass(kinds[0], kind) and name in _offered(hook):
-            return f"{_a(words[hook])}, not {_a(wanted[0] if wanted else kinds[0].__name__)}"
-    return ""
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
 def look_also_in(folder: Path, names: Iterable[str]) -> None:
     """Let Python look for modules in a folder, after all others, if it holds one of these and that
     one is not installed. A folder without such a module is not searched at all: a file in it may
@@ -415,16 +400,6 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], list[s
     return load, [*homes]
 
 
-_PAPERS = {
-    "mtgrpo": "TurnLevel",
-    "grpo": "OutcomeOnly",
-    "grpoor": "OutcomeOnly",
-    "grpomr": "Merged",
-    "mtppo": "TurnCritic",
-}
-"""Estimators by their names in papers."""
-
-
 def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     """The class that a recipe names.
 
@@ -437,33 +412,20 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     """
     module, _, attribute = name.rpartition(".")
     advice = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
+    wanted = " or ".join(kind.__name__ for kind in kinds)
     if not module and name not in known:
         if (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
             advice = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
-        if mismatch := _other_kind(name, kinds):
-            raise LookupError(f"which is {mismatch}.{advice}")
-        if (called := _PAPERS.get(re.sub(r"\W|_", "", name).lower())) in known:
-            raise LookupError(f"which is called {called} here. Write {called}.")
-        raise LookupError(f"which is not installed.{did_you_mean(name, known) or advice}")
+        raise LookupError(f"which is no installed {wanted}.{did_you_mean(name, known) or advice}")
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
-        if not (isinstance(cls, type) and issubclass(cls, kinds)):
-            bases = [base for kind in kinds for base in (*kind.__subclasses__(), kind)]
-            core = [base for base in bases if base.__module__.startswith("turnrl.")]
-            named = [base.__name__ for base in core if inspect.isabstract(base)]
-            named = [name for name in named if not name.startswith("_")]
-            raise TypeError(f"it does not extend {' or '.join(named)}")
-        if lacks := ", ".join(sorted(getattr(cls, "__abstractmethods__", ()))):
-            raise TypeError(
-                f"it lacks {lacks}. Define what is missing, or extend a class that does"
-            )
     except Exception as error:  # a module may do anything
-        # if the class exists, its name was not misspelt
-        near = (not isinstance(error, TypeError) and did_you_mean(attribute, known)) or advice
-        if not isinstance(error, ImportError | AttributeError | TypeError):
-            near = f" Fix the module {module}."
-        elif isinstance(error, ModuleNotFoundError) and error.name == module:
+        near = did_you_mean(attribute, known) or advice
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
             near = did_you_mean(module, [path.stem for path in Path().glob("*.py")]) or advice
-        ours = isinstance(error, ImportError | AttributeError | TypeError) and str(error)
-        raise LookupError(f"which cannot be used: {ours or in_short(error)}.{near}") from error
+        raise LookupError(f"which cannot be imported ({in_short(error)}).{near}") from error
+    if not (isinstance(cls, type) and issubclass(cls, kinds)):
+        raise LookupError(f"which does not extend {wanted}.{advice}")
+    if lacks := ", ".join(sorted(getattr(cls, "__abstractmethods__", ()))):
+        raise LookupError(f"which lacks {lacks}. Define what is missing.")
     return cls

@@ -77,25 +77,6 @@ class NamedAgent:
             )
         raise CheckpointError(f"the run {str(self.run)!r} has no {lacks}. {step}")
 
-    def needs_recipe(self) -> None:
-        """Refuse a checkpoint without a recipe, as far as that shows without torch: a checkpoint is
-        a zip file, and its `data.pkl` has the names of its contents.
-
-        Raises:
-            CheckpointError: If the checkpoint has no recipe.
-        """
-        file = self.checkpoint
-        if self.is_recipe or file is None or (self.recipe.is_file() and self.recipe != file):
-            return
-        if not file.is_dir():
-            if not zipfile.is_zipfile(file):
-                return  # a checkpoint of another form
-            with zipfile.ZipFile(file) as archive:
-                kept = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-                if not kept or any(b"recipe" in archive.read(name) for name in kept):
-                    return
-        raise self.without_recipe()
-
     def without_recipe(self) -> CheckpointError:
         """The error for a checkpoint, or an exported policy, without a recipe."""
         kept = str(self.checkpoint)
@@ -187,15 +168,11 @@ def _is_checkpoint(file: Path) -> bool:
 
 def _no_run(folder: Path) -> str:
     """The message for a folder that is not a run, with the next step."""
-    step = runs_with_checkpoints(folder)
-    for file, content in (("config.json", "a model"), ("adapter_config.json", "an adapter")):
-        if (folder / file).is_file():
-            step = (
-                f"It holds {content}: 'turnrl play RECIPE --checkpoint {folder}' asks it, and "
-                f"'turnrl eval RECIPE --model.policy.model {folder}' scores it."
-            )
     here = repr(str(folder))
-    return f"no run and no checkpoint in {here}: the folder {here} has no config.yaml. {step}"
+    return (
+        f"no run and no checkpoint in {here}: the folder {here} has no config.yaml. "
+        f"{runs_with_checkpoints(folder)}"
+    )
 
 
 def _runs_of_name(word: str) -> str | None:

@@ -6,7 +6,6 @@ jsonargparse checks and builds. This module chooses classes, and reports mistake
 import contextlib
 import json
 import logging
-import pkgutil
 import re
 import signal
 import threading
@@ -14,7 +13,7 @@ import warnings
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from turnrl.plugin.errors import (
 )
 from turnrl.plugin.hooks import KINDS, import_named, installed
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
-from turnrl.recipe.filling import fill, with_plain_values
+from turnrl.recipe.filling import fill
 from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.keys import elsewhere_below
 from turnrl.recipe.merging import Contents, each_value, listed
@@ -249,7 +248,6 @@ class _CLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         invocation = self.invocation
-        _refuse_missing(self.config.as_dict(), "")
 
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
             # the number is not saved with the recipe, because somebody may run that again
@@ -298,28 +296,6 @@ class _CLI(LightningCLI):
         return cast(L.Trainer, trainer)
 
 
-def _refuse_missing(value: object, key: str) -> None:
-    """Refuse a component that lacks a required setting without a type annotation: jsonargparse sets
-    such a setting to null."""
-    if isinstance(value, list):
-        for i, item in enumerate(value):
-            _refuse_missing(item, f"{key}[{i}]")
-    if not isinstance(value, dict):
-        return
-    if "class_path" in value:
-        cls, value = pkgutil.resolve_name(value["class_path"]), value.get("init_args") or {}
-        by_name = parameters(cls) if isinstance(cls, type) else {}
-        for name, parameter in by_name.items():
-            if value.get(name, ...) is not None:
-                continue
-            if parameter.default is parameter.empty and parameter.annotation is Any:
-                raise RecipeError(
-                    f"{key}.{name} is missing or null, and {cls.__name__} needs it. Set {name}."
-                )
-    for name, item in value.items():
-        _refuse_missing(item, f"{key}.{name}" if key else name)
-
-
 def seed_of(value: int | None) -> int:
     if value is None or value is True or not 0 <= value < 2**32:
         raise RecipeError(
@@ -354,7 +330,7 @@ def make(invocation: Invocation) -> Built:
     import_from(invocation.contents, *folders)
     if (unknown := unknown_section(invocation.contents, invocation.kinds)) is not None:
         raise RecipeError(unknown)  # jsonargparse takes an unknown section that is empty
-    contents = with_plain_values(invocation.contents, partial(faults, kinds=invocation.kinds))
+    contents = invocation.contents
     for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 import os
 import pkgutil
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from jsonargparse import Namespace
 
 from turnrl.plugin.text import keep_secret
-from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
+from turnrl.recipe.merging import filled_in, may_be_secret, variables
 
 _SHOWN = ("model.policy.", "data.")
 """Settings whose values are names and paths, which messages show."""
@@ -58,41 +57,3 @@ def _value(value: Any, key: str) -> Any:
             if may_be_secret(name):
                 keep_secret(os.environ[name], name)
     return filled
-
-
-def with_plain_values(
-    contents: Contents, faults: Callable[[Contents], Iterable[str | None]]
-) -> Contents:
-    """The contents of a recipe, with the values of the variables that stand for numbers, switches
-    and choices: a text such as `${NAME}` does not fit these settings, and no secret does.
-
-    Args:
-        contents: The contents.
-        faults: A message about each part that does not fit; it begins with the part's key.
-    """
-    references: dict[str, str] = {}
-
-    def note(value: object, key: str) -> object:
-        if filled_in(value, key) != value:
-            references[key] = key.replace(".init_args", "").lstrip(".")
-        return value
-
-    each_value(contents, note)
-    while references:
-        found = [fault for fault in faults(contents) if fault]
-        unfit = {key for key, name in references.items() if _is_named(found, name)}
-        filled = each_value(contents, partial(_filled_at, unfit))
-        if not unfit or _is_named(map(str, faults(filled)), *(references[key] for key in unfit)):
-            break
-        contents = filled
-        for key in unfit:
-            del references[key]
-    return contents
-
-
-def _filled_at(keys: Collection[str], value: object, key: str) -> object:
-    return filled_in(value, key) if key in keys else value
-
-
-def _is_named(faults: Iterable[str], *keys: str) -> bool:
-    return any(fault.startswith(f"{key} ") for fault in faults for key in keys)

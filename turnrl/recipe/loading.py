@@ -19,7 +19,7 @@ from turnrl.plugin.errors import (
 )
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.build import explained, faults, import_components, seed_of, unknown_section
-from turnrl.recipe.filling import fill, with_plain_values
+from turnrl.recipe.filling import fill
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
 from turnrl.recipe.trust import TRUST, import_from, is_marked, needs_consent
@@ -146,7 +146,7 @@ def _made(recipe: Contents) -> MTGRPO:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}
     seed = seed_of(recipe.get("seed_everything", 0))
     model["init_args"] = {**model.get("init_args", {}), "seed": seed}
-    described = with_plain_values({"model": model}, partial(faults, kinds={}))
+    described = {"model": model}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--model", type=MTGRPO)
     try:

@@ -93,21 +93,14 @@ def each_value(value: object, change: Callable[[object, str], object], key: str 
 
 def relocated(file: Path, value: object, key: str) -> object:
     """Find a path of the recipe that a run keeps. The path is relative to the folder in which the
-    run began. If it leads nowhere from here, it is tried from the folders above the run's file. The
-    path of a model is also tried without its first folders, because the run may have moved."""
+    run began. If it leads nowhere from here, it is tried from the folders above the run's file."""
     exists = os.path.exists  # unlike Path.exists, it takes texts of any length
-    is_model = key.endswith(".model") and "://" not in str(value)
-    if not isinstance(value, str) or not (is_model or "/" in value) or exists(value):
+    may_be_path = isinstance(value, str) and ("/" in value or key.endswith(".model"))
+    if not isinstance(value, str) or not may_be_path or "://" in value or exists(value):
         return value
     # skip the run's own folder: it has the model that it trained, and nothing that it began with
     above = [folder for folder in file.resolve().parents if not (folder / "checkpoints").is_dir()]
-    candidates = [folder / value for folder in above]
-    if is_model:  # the end of a path may look like a hub name: only a folder with a model counts
-        parts = Path(value).parts
-        ends = [Path(*parts[n:]) for n in range(1, len(parts))]
-        moved = (folder / end for end in ends for folder in above)
-        candidates += [path for path in moved if exists(path / "config.json")]
-    return next((str(path) for path in candidates if exists(path)), value)
+    return next((str(folder / value) for folder in above if exists(folder / value)), value)
 
 
 def filled_in(value: object, key: str) -> object:

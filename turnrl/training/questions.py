@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -37,6 +38,15 @@ def _shuffled(size: int, seed: int | str) -> tuple[int, ...]:
     order = list(range(size))
     random.Random(seed).shuffle(order)
     return tuple(order)
+
+
+@contextlib.contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    """A block that reads questions. What is wrong with their source begins with the setting."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{setting}: {error}") from error
 
 
 def _limited(questions: list[Question], limit: int | None) -> list[Question]:
@@ -226,7 +236,8 @@ class QuestionData(IterationData):
         name = self.sources[role]
         if name is None:
             raise DataError(f"data.{role} is not set. Name a file, a preset or a data set.")
-        return open_source(name, self.fields, self.config)
+        with _naming(f"data.{role}"):
+            return open_source(name, self.fields, self.config)
 
     def _questions(self, role: Role, split: str | None = None) -> list[Question]:
         """The questions of a split; once it is known how they are asked, those with room."""
@@ -248,7 +259,8 @@ class QuestionData(IterationData):
         source = self.sources[role]
         name = str(source) if isinstance(source, str | os.PathLike) else ""
         opened = self._opened(role)
-        questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
+        with _naming(f"data.{role}"):
+            questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
         if self.rule is None and not self._advised:
             advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
             if line := next(filter(None, advice), None):
