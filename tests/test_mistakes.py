@@ -40,7 +40,8 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.plugin.errors import PluginError, is_finite
 from turnrl.policy.settings import Lora
-from turnrl.recipe.build import faults
+from turnrl.recipe.build import CLASSES
+from turnrl.recipe.explain import faults
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.merging import each_value, filled_in
@@ -556,7 +557,7 @@ def test_every_setting_that_stands_for_another_exists():
 def unknown(option):
     """Messages about unknown keys in the quickstart with an option."""
     invocation = read_invocation("fit", ["quickstart", option])
-    found = filter(None, faults(invocation.contents, invocation.kinds))
+    found = filter(None, faults(invocation.contents, invocation.kinds, CLASSES))
     return [fault for fault in found if "unknown key" in fault]
 
 

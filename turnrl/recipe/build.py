@@ -3,15 +3,14 @@
 jsonargparse checks and builds. This module chooses classes, and reports mistakes in a user's words.
 """
 
-import contextlib
 import json
 import logging
 import re
 import signal
 import threading
 import warnings
-from argparse import SUPPRESS, ArgumentError
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import SUPPRESS
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,16 +24,12 @@ from transformers.utils import logging as transformers_logging
 
 from turnrl.plugin.errors import (
     ArgumentTypeError,
-    PluginError,
     RecipeError,
     TurnRLError,
-    did_you_mean,
 )
-from turnrl.plugin.hooks import KINDS, import_named, installed
-from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
+from turnrl.plugin.hooks import import_named
 from turnrl.recipe.filling import fill
 from turnrl.recipe.invocation import Invocation, read_invocation
-from turnrl.recipe.keys import elsewhere_below
 from turnrl.recipe.merging import Contents, each_value, listed
 from turnrl.recipe.trust import TRUST, import_from, marked
 from turnrl.runs.config import COMMAND, SECTIONS
@@ -105,47 +100,6 @@ def build(arguments: Sequence[str]) -> Built:
             run has a `last` or `best` one.
     """
     return make(read_invocation("fit", arguments).with_checkpoint())
-
-
-def explained(error: BaseException, contents: Contents, kinds: Mapping[str, object]) -> RecipeError:
-    """Explain why jsonargparse refuses a recipe, in a user's words."""
-    for hook in KINDS:  # messages list the installed classes
-        with contextlib.suppress(PluginError):
-            installed(hook)
-    for fault in filter(None, faults(contents, kinds)):
-        return RecipeError(fault)
-    # jsonargparse wraps the error in which a component explains its own settings
-    cause = error
-    while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
-        cause = cause.__cause__ or cause.__context__ or cause
-    return RecipeError(" ".join(str(cause).split()))
-
-
-def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
-    """For each part of a recipe, a message about its fault, or None if it seems to have none."""
-    if (unknown := unknown_section(contents, kinds)) is not None:
-        yield unknown
-        return
-    for key, value in contents.items():
-        cls = CLASSES.get(key)
-        if cls is None:
-            yield explain(value, kinds[key], key)
-        elif key in ("model", "data") and "class_path" in value:
-            yield explain_class(value, cls.__mro__[1], key)
-        else:
-            yield explain_section(value, cls, key)
-
-
-def unknown_section(contents: Contents, kinds: Mapping[str, object]) -> str | None:
-    """The message about an unknown key at the top of a recipe; None if there is none."""
-    top = [*dict.fromkeys([*SECTIONS, *kinds])]
-    for key, value in contents.items():
-        if key not in top:
-            homes = [f"{name}.{key}" for name, cls in CLASSES.items() if key in parameters(cls)]
-            near = did_you_mean(str(key), top) or elsewhere_below(str(key), value)
-            near = near or did_you_mean(str(key), homes)
-            return f"unknown key '{key}'.{near} There are {', '.join(top)}."
-    return None
 
 
 class _Parser(LightningArgumentParser):
@@ -322,15 +276,40 @@ def import_components(contents: Contents) -> None:
     )
 
 
+def refuse_unknown_sections(contents: Contents, kinds: Collection[str]) -> None:
+    """Refuse an unknown key at the top of a recipe. jsonargparse takes one that is empty.
+
+    Args:
+        contents: The recipe.
+        kinds: The keys at the top that are not sections.
+    Raises:
+        RecipeError: Naming the key.
+    """
+    if not contents.keys() <= {*SECTIONS, *kinds}:
+        from turnrl.recipe.explain import unknown_section
+
+        raise RecipeError(unknown_section(contents, kinds, CLASSES))
+
+
+def refusal_of(
+    error: Exception, contents: Contents, kinds: Mapping[str, object]
+) -> RecipeError | None:
+    """The error in a user's words, if a recipe has caused it and the error does not say so itself."""
+    if isinstance(error, TurnRLError) and not isinstance(error, ArgumentTypeError):
+        return None
+    from turnrl.recipe.explain import explain_refusal
+
+    return explain_refusal(error, contents, kinds, CLASSES)
+
+
 def make(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
     import_components(invocation.contents)
     # the user's own classes may lie here, or beside the recipe
     folders = (Path.cwd(), *(Path(file).parent for file in invocation.files))
     import_from(invocation.contents, *folders)
-    if (unknown := unknown_section(invocation.contents, invocation.kinds)) is not None:
-        raise RecipeError(unknown)  # jsonargparse takes an unknown section that is empty
-    contents = invocation.contents
+    contents, kinds = invocation.contents, invocation.kinds
+    refuse_unknown_sections(contents, kinds)
     for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
@@ -347,15 +326,10 @@ def make(invocation: Invocation) -> Built:
             args=[f"--config={json.dumps(contents, default=str)}", *invocation.help_options],
         )
     except Exception as error:
-        if isinstance(error, TurnRLError) and not isinstance(error, ArgumentTypeError):
-            raise
-        # explain what jsonargparse refuses, and the error of a constructor that a wrong value has
-        # caused, such as a null in the place of a number
-        of_recipe = isinstance(error, ArgumentError) or "Union subtypes" in str(error)
         given = contents if invocation.files else {}  # else there is only a request for help
-        if not of_recipe and not any(faults(given, invocation.kinds)):
+        if (refusal := refusal_of(error, given, kinds)) is None:
             raise
-        raise explained(error, given, invocation.kinds) from error
+        raise refusal from error
     trainer = cli.trainer
     check_trainer(trainer)
     folder = invocation.place.folder and Path(str(trainer.log_dir))

@@ -15,14 +15,16 @@ import datetime
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from argparse import ArgumentError
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from turnrl.plugin.errors import did_you_mean
-from turnrl.plugin.hooks import find_class
-from turnrl.recipe.keys import unknown_key
+from turnrl.plugin.errors import PluginError, RecipeError, TurnRLError, did_you_mean
+from turnrl.plugin.hooks import KINDS, find_class, installed
+from turnrl.recipe.keys import elsewhere_below, unknown_key
 from turnrl.recipe.merging import Contents
+from turnrl.runs.config import SECTIONS
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -45,9 +47,61 @@ _QUOTES: dict[type, str] = {
 """Hints for a value of another type in the place of a text."""
 
 
-def is_plain(kind: object) -> bool:
-    """True if values of a type are texts, numbers and the like, which name no classes."""
-    return all(member in _NAMES or get_origin(member) is Literal for member in _members(kind))
+def explain_refusal(
+    error: Exception, contents: Contents, kinds: Mapping[str, object], classes: Mapping[str, type]
+) -> RecipeError | None:
+    """Explain why a recipe is refused. None if its values fit: then its classes have failed.
+
+    Args:
+        error: The error of jsonargparse, or of a constructor that got a wrong value, such as a null
+            in the place of a number.
+        contents: The recipe.
+        kinds: Types of its keys at the top that are not sections.
+        classes: The classes of its sections.
+    """
+    for hook in KINDS:  # messages list the installed classes
+        with contextlib.suppress(PluginError):
+            installed(hook)
+    for fault in filter(None, faults(contents, kinds, classes)):
+        return RecipeError(fault)
+    if not isinstance(error, ArgumentError) and "Union subtypes" not in str(error):
+        return None
+    # jsonargparse wraps the error in which a component explains its own settings
+    cause: BaseException = error
+    while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
+        cause = cause.__cause__ or cause.__context__ or cause
+    return RecipeError(" ".join(str(cause).split()))
+
+
+def faults(
+    contents: Contents, kinds: Mapping[str, object], classes: Mapping[str, type]
+) -> Iterator[str | None]:
+    """For each part of a recipe, a message about its fault, or None if it seems to have none."""
+    if (unknown := unknown_section(contents, kinds, classes)) is not None:
+        yield unknown
+        return
+    for key, value in contents.items():
+        cls = classes.get(key)
+        if cls is None:
+            yield explain(value, kinds[key], key)
+        elif key in ("model", "data") and "class_path" in value:
+            yield explain_class(value, cls.__mro__[1], key)
+        else:
+            yield explain_section(value, cls, key)
+
+
+def unknown_section(
+    contents: Contents, kinds: Collection[str], classes: Mapping[str, type]
+) -> str | None:
+    """The message about an unknown key at the top of a recipe; None if there is none."""
+    top = [*dict.fromkeys([*SECTIONS, *kinds])]
+    for key, value in contents.items():
+        if key not in top:
+            homes = [f"{name}.{key}" for name, cls in classes.items() if key in parameters(cls)]
+            near = did_you_mean(str(key), top) or elsewhere_below(str(key), value)
+            near = near or did_you_mean(str(key), homes)
+            return f"unknown key '{key}'.{near} There are {', '.join(top)}."
+    return None
 
 
 def explain(value: object, kind: object, key: str) -> str | None:

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from turnrl.plugin.errors import RecipeError, is_finite
 from turnrl.plugin.signals import is_first_process
-from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.merging import (
     Contents,
@@ -31,6 +30,9 @@ from turnrl.recipe.reading import ASKS, DASHES, MAPPINGS, RecipeFile, read_optio
 from turnrl.recipe.trust import TRUST, is_own, needs_consent
 from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest
 from turnrl.runs.find import RUNS, require
+
+if TYPE_CHECKING:
+    from turnrl.recipe.agents import NamedAgent
 
 Settings = Mapping[str, tuple[Any, ...]]
 """The type and default of each of a command's own keys, and perhaps its line of help."""
@@ -76,7 +78,7 @@ class Invocation:
     arguments: Sequence[str]
     files: Sequence[str]
     help_options: Sequence[str]
-    agent: NamedAgent | None = None
+    agent: "NamedAgent | None" = None
     number: int | None = None
     destination: str = ""
 
@@ -168,6 +170,8 @@ def read_invocation(
     if not is_first_process() and (decisions := os.environ.pop(DECISIONS, None)):
         return Invocation(command, settings, **json.loads(decisions))
     if takes_run and words and not words[0].startswith(DASHES):
+        from turnrl.recipe.agents import find_agent
+
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _path_of_recipe(named, command)
@@ -305,7 +309,7 @@ def _checked_value(value: object, key: str) -> object:
     return filled if key.endswith(".class_path") else value
 
 
-def _path_of_recipe(agent: NamedAgent, command: str) -> str:
+def _path_of_recipe(agent: "NamedAgent", command: str) -> str:
     """The recipe of the run that a user gave in a recipe's place.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentParser
 
 from turnrl.plugin.errors import (
     ArgumentTypeError,
@@ -18,7 +18,7 @@ from turnrl.plugin.errors import (
     kind_of,
 )
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.build import explained, faults, import_components, seed_of, unknown_section
+from turnrl.recipe.build import import_components, refusal_of, refuse_unknown_sections, seed_of
 from turnrl.recipe.filling import fill
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
@@ -139,8 +139,8 @@ def _saved_recipe(text: object, file: Path) -> Contents:
 def _made(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
     import_components(recipe)
-    if not recipe.get("model") and (unknown := unknown_section(recipe, {})) is not None:
-        raise RecipeError(unknown)
+    if not recipe.get("model"):
+        refuse_unknown_sections(recipe, ())
     model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}
@@ -152,7 +152,7 @@ def _made(recipe: Contents) -> MTGRPO:
     try:
         made = parser.instantiate_classes(fill(parser.parse_object(described))).model
     except Exception as error:
-        if isinstance(error, ArgumentError | ValueError | TypeError) or any(faults(described, {})):
-            raise explained(error, described, {}) from error
-        raise
+        if (refusal := refusal_of(error, described, {})) is None:
+            raise
+        raise refusal from error
     return cast(MTGRPO, made)

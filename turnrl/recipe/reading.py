@@ -125,13 +125,12 @@ def read_options(
             raise RecipeError(
                 f"unknown argument {word!r}.{hint} Recipes come first, then options as --key value."
             )
-        values = [value] if equals else []
-        if option in switches and not (values or rest[:1] in (["true"], ["false"])):
-            values = ["true"]
-        while rest and not rest[0].startswith("--") and not values and option not in ASKS:
+        values, takes_word = [value] if equals else [], not equals and option not in ASKS
+        if takes_word and option in switches and rest[:1] not in (["true"], ["false"]):
+            values, takes_word = ["true"], False
+        while takes_word and rest and not rest[0].startswith("--"):
             values.append(rest.pop(0))
-            if option not in lists:
-                break
+            takes_word = option in lists
         if option in lists and values and not (len(values) == 1 and values[0][:1] in ("[", "{")):
             values = [json.dumps(values)]
         if not values and option not in ASKS and not option.endswith(".help"):
