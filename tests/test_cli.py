@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import gc
-import importlib.util
 import json
 import os
 import re
@@ -119,19 +118,6 @@ def test_max_tokens_beyond_the_models_positions_is_refused_before_it_loads(
     assert "Set it to 2048 or less" in message
     # with no more than it has, the weights are what is missed
     assert "model.safetensors" in fails(capsys, [*arguments, "--model.rollout.max_tokens", "2048"])
-
-
-@pytest.mark.slow
-def test_an_engine_without_room_for_a_group_gets_a_warning(recipe, caplog):
-    command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--model.engine", "Slots"]
-    command += ["--model.rollout.max_tokens", "128"]
-    assert main([*command, "--model.engine.kv_memory", "100KB"]) == 0
-    warning = "Slots has room for 1 of a group's 4 trajectories of model.rollout.max_tokens = 128"
-    assert warning in caplog.text
-    assert "Raise model.engine.kv_memory, or lower model.rollout.max_tokens." in caplog.text
-    caplog.clear()
-    assert main(command) == 0
-    assert "has room for" not in caplog.text
 
 
 def test_help_explains_settings_and_components_from_their_docstrings(capsys):
@@ -280,12 +266,6 @@ def test_a_command_run_in_a_program_frees_its_objects(recipe):
     assert gone() is None
 
 
-def test_a_missing_logger_package_is_named_without_a_traceback(recipe, capsys):
-    assert importlib.util.find_spec("comet_ml") is None
-    message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "CometLogger"])
-    assert "comet" in message
-
-
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 
@@ -333,40 +313,12 @@ def test_every_variant_overrides_its_recipe(path, dry):
     assert trainer.num_devices == settings.get("trainer", {}).get("devices", 1)
 
 
-@pytest.mark.parametrize(
-    ("base", "estimator"),
-    [("quickstart", "OutcomeOnly"), ("triviaqa_qwen2.5_7b_qlora", "Merged")],
-)
-def test_each_of_the_papers_baselines_is_the_recipe_with_another_estimator(
-    base, estimator, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    recipe = ["fit", str(ROOT / "recipes" / f"{base}.yaml"), "--print_config"]
-    assert main(recipe) == 0
-    wanted = yaml.safe_load(capsys.readouterr().out)
-    assert wanted["model"].pop("estimator")["class_path"].endswith("TurnLevel")
-    assert main([*recipe, "--model.estimator", estimator]) == 0
-    baseline = yaml.safe_load(capsys.readouterr().out)
-    assert baseline["model"].pop("estimator")["class_path"].endswith(estimator)
-    assert baseline == wanted
-
-
 def test_a_run_without_a_logger_leaves_user_files_alone(recipe):
     Path("config.yaml").write_text("my: precious")
     assert (
         main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--trainer.logger", "false"]) == 0
     )
     assert Path("config.yaml").read_text() == "my: precious"
-
-
-@pytest.mark.slow
-def test_the_command_line_scores_and_resumes_a_checkpoint_written_from_python(recipe, tiny_model):
-    import runs
-
-    runs.trainer("by_hand", 1).fit(runs.make_module(tiny_model), runs.data())
-    checkpoint = runs.last("by_hand")
-    assert main(["eval", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
-    assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
 
 
 def test_a_run_that_ends_mid_iteration_prints_that(recipe, capsys):

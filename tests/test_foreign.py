@@ -97,17 +97,6 @@ def whole(tiny, folder):
         return fit_there("whole", tiny, *NF4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "options"),
-    [("quickstart", []), ("atlas_react", []), ("quickstart", NF4)],
-    ids=["quickstart", "two-hops", "starter-nf4"],
-)
-def test_a_bundled_recipe_has_the_digits_of_the_cpu_there(recipe, options, request):
-    name, recipe = request.node.callspec.id, RECIPES / f"{recipe}.yaml"
-    alike(fit(f"{name}-near", recipe, *options), fit_there(f"{name}-far", recipe, *options))
-
-
 def test_a_run_on_another_device_has_the_digits_of_the_cpu(tiny, whole):
     alike(fit("near", tiny, *NF4), whole)
 
@@ -194,29 +183,3 @@ def test_memory_that_is_too_small_is_reported_at_the_start_with_its_phase(
         "Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True." in message
     ) is not grows
     assert not began
-
-
-def test_tensors_of_two_devices_are_refused_and_copies_to_the_host_are_counted():
-    there = torch.arange(6.0, device="far").view(2, 3)
-    with pytest.raises(RuntimeError, match="on the same device"):
-        there + torch.ones(2, 3)
-    with pytest.raises(TypeError, match="numpy"):
-        there.numpy()
-    with counting():
-        assert float((there @ there.t()).sum()) == (3 * 3 + 5 * 5 + 7 * 7)
-        assert there.t().contiguous().cpu().tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert LEDGER.to_host == 2
-
-
-def test_device_memory_is_counted_until_it_is_freed():
-    before = LEDGER.now
-    with counting():
-        there = torch.zeros(1000, device="far")
-        view = there[10:]
-        more = there * 2
-        assert LEDGER.now - before == 8000
-        del there, more
-        assert LEDGER.now - before == 4000  # the view holds it
-        del view
-    assert LEDGER.now == before
-    assert LEDGER.peak - before == 8000

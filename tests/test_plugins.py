@@ -12,19 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import turnrl
-from commands import forget, save
+from commands import forget
 from rollouts import Brackets, collect
 from runs import column, data, make_module, trainer
 from trajectories import sampled_turn, trajectory
 from turnrl import assign_credit
 from turnrl.cli import main
 from turnrl.plugin.errors import PluginError
-from turnrl.plugin.hooks import HOOKS, KINDS, import_named, installed, load_plugins
+from turnrl.plugin.hooks import HOOKS, import_named, installed, load_plugins
 from turnrl.rewards.answers import says_nothing
-from turnrl.runs import record
 from turnrl.types import Start
 from turnrl_doctor.checks import Rehearsal
 
@@ -74,22 +72,6 @@ def install(tmp_path, monkeypatch):
 # ------------------------------------------------------------------- installed
 
 
-def test_the_bundled_plugins_bring_their_classes():
-    names = {hook: set(installed(hook)) for hook in KINDS}
-    assert "TwoTurn" in names["turnrl_segmenters"]
-    assert "WikiSearch" in names["turnrl_tools"]
-    assert "Atlas" in names["turnrl_datasets"]
-    assert names["turnrl_estimators"] >= {"TurnLevel", "OutcomeOnly", "Merged", "Branched"}
-    assert names["turnrl_engines"] == {"SGLang", "Slots", "VLLM"}
-    assert names["turnrl_rewards"] >= {
-        "ToolExecuted",
-        "AnswerRetrieved",
-        "AnswerPresent",
-        "ExactMatch",
-        "WellFormed",
-    }
-
-
 def test_the_wheel_and_its_entry_points_have_every_folder():
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     modules = (path for path in ROOT.glob("plugins/turnrl-*/turnrl_*") if path.is_dir())
@@ -129,21 +111,6 @@ def test_a_class_behind_a_reference_is_imported_when_it_is_named(install, tmp_pa
         import_named({"Lost"})
 
 
-def test_plugins_are_sorted_by_name(install):
-    install("zzz", GOOD)
-    install("aaa", GOOD.replace("Nothing", "Other"))
-    names = list(loaded())
-    assert names[1:] == sorted(names[1:])
-    assert (names[0], names[1], names[-1]) == ("core", "aaa", "zzz")
-
-
-def test_commands_are_kept_as_functions(install):
-    install(
-        "commands", "import turnrl\n@turnrl.hookimpl\ndef turnrl_commands():\n    return [print]\n"
-    )
-    assert loaded()["commands"].brings("turnrl_commands") == (print,)
-
-
 # -------------------------------------------------------------- broken plugins
 
 
@@ -151,15 +118,9 @@ def test_commands_are_kept_as_functions(install):
     ("source", "message"),
     [
         ("import no_such_module", r"cannot be imported \(ModuleNotFoundError: .*no_such_module"),
-        ("1 / 0", r"cannot be imported \(ZeroDivisionError"),
-        ("def (", r"cannot be imported \(SyntaxError"),
         (
             GOOD.replace("turnrl_tools", "turnrl_tool"),
             r"defines 'turnrl_tool', which is not a hook of turnrl\. Did you mean turnrl_tools",
-        ),
-        (
-            "def turnrl_qqqqqqqqqqqqqqqq():\n    return []\n",
-            r"'turnrl_qqqqqqqqqqqqqqqq', which is not a hook of turnrl\. Hooks: turnrl_answers, ",
         ),
         (GOOD.replace("turnrl_tools", "tools"), r"does not fit turnrl's hooks \(.*'tools'"),
         (GOOD.replace("tools()", "tools(first)"), r"does not fit turnrl's hooks \(.*first"),
@@ -171,16 +132,11 @@ def test_commands_are_kept_as_functions(install):
             GOOD.replace("[Nothing]", "[7]"),
             r"returned 7 from turnrl_tools, which is not a subclass of Tool",
         ),
-        (GOOD.replace("[Nothing]", "[Nothing()]"), r"returned .*Nothing.* not a subclass of Tool"),
         (
             GOOD.replace("[Nothing]", "[look]") + "def look(x: str) -> str:\n    'Look.'\n",
             r"returned <function look.* from .* names it by its path, plugin_of",
         ),
         ("raise SystemExit(3)", r"cannot be imported \(SystemExit: 3"),
-        (
-            GOOD.replace("[Nothing]", "Nothing"),
-            r"does not return a list from turnrl_tools \(TypeError",
-        ),
         (
             GOOD.replace("[Nothing]", "1 / 0"),
             r"does not return a list from turnrl_tools \(ZeroDivision",
@@ -202,11 +158,7 @@ COMMAND = "import turnrl\n@turnrl.hookimpl\ndef turnrl_commands():\n    return [
     ("source", "says"),
     [
         ("1 / 0", "cannot be imported (ZeroDivisionError"),
-        ("raise SystemExit(3)", "cannot be imported (SystemExit"),
-        (GOOD.replace("turnrl_tools", "turnrl_tool"), "which is not a hook"),
-        (GOOD.replace("tools()", "tools(first)"), "does not fit turnrl's hooks"),
         (COMMAND.replace("[add]", "1 / 0"), "does not return a list from turnrl_commands"),
-        (COMMAND + "def add(commands): 1 / 0", "ZeroDivisionError"),
         (COMMAND + "def add(commands): commands.add_parser('fit')", "conflicting subparser: fit"),
     ],
 )
@@ -229,14 +181,6 @@ def test_plugins_and_commands_are_listed_beside_a_broken_plugin(install, capsys,
     assert code == 1
 
 
-def test_a_broken_hook_is_listed_beside_the_hooks_that_work(install, capsys):
-    install("broken", GOOD.replace("[Nothing]", "[7]"))
-    assert main(["plugins"]) == 1
-    listed = " ".join(capsys.readouterr().out.split())
-    assert "returned 7 from turnrl_tools" in listed
-    assert "turnrl_segmenters Action" in listed or "Action, ReAct" in listed
-
-
 def test_two_plugins_of_one_name_do_not_hide_the_others(install, capsys):
     install("same", GOOD)
     install("same-again", GOOD)
@@ -251,23 +195,9 @@ def test_the_variable_loads_only_the_plugins_it_names(install, monkeypatch):
     assert set(installed("turnrl_tools")) == {"FunctionTool"}  # the core's own
 
 
-def test_an_empty_variable_loads_nothing(install, monkeypatch):
-    install("broken", "1 / 0")
-    monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "")
-    assert list(loaded()) == ["core"]
-    assert "TurnLevel" in installed("turnrl_estimators")
-
-
 def test_the_variable_cannot_request_a_plugin_that_is_not_installed(install, monkeypatch):
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters,reflect")
     with pytest.raises(PluginError, match=r"asks for reflect, .*Installed: .*segmenters"):
-        load_plugins()
-
-
-def test_two_plugins_cannot_share_a_name(install):
-    install("same", GOOD)
-    install("same-again", GOOD)
-    with pytest.raises(PluginError, match="two plugins are called 'same': plugin_of_same"):
         load_plugins()
 
 
@@ -276,87 +206,6 @@ def test_two_installed_classes_cannot_share_a_name(install):
     install("two", GOOD)
     with pytest.raises(PluginError, match="two installed classes are called 'Nothing'"):
         installed("turnrl_tools")
-
-
-OTHERS = """
-from turnrl import AdvantageEstimator, Sampling, hookimpl
-from turnrl.engines import Engine
-from turnrl_slots import Slots
-
-class Totals(AdvantageEstimator):
-    min_group_size = 2
-
-    def __init__(self, scale: float = 1.0):
-        self.scale = scale
-
-    def __call__(self, group):
-        centred = group.totals - group.totals.mean()
-        return self.scale * centred[:, None] * group.reached
-
-class Relay(Engine):
-    def __init__(self, rows: int = 3):
-        self.inner = Slots(rows).build()
-        self.synced = []
-
-    def start(self, policy, max_tokens):
-        self.inner.start(policy, max_tokens)
-
-    def sync(self, version):
-        self.synced.append(version)
-        self.inner.sync(version)
-
-    def open(self, prompt_ids):
-        return self.inner.open(prompt_ids)
-
-    async def drain(self):
-        await self.inner.drain()
-
-    def close(self):
-        self.inner.close()
-        print("relay closed after", self.synced)
-
-@hookimpl
-def turnrl_estimators():
-    return [Totals]
-
-@hookimpl
-def turnrl_engines():
-    return [Relay]
-"""
-
-
-@pytest.mark.slow
-def test_third_party_estimators_and_engines_have_short_names(install, recipe, capsys):
-    install("others", OTHERS)
-    assert main(["plugins"]) == 0
-    listing = capsys.readouterr().out
-    block = listing[listing.index("others  (others 4.2)") :].split("\n")
-    assert [line.split() for line in block[1:3]] == [
-        ["turnrl_engines", "Relay"],
-        ["turnrl_estimators", "Totals"],
-    ]
-    recipe["model"] |= {
-        "estimator": {"class_path": "Totals", "init_args": {"scale": 2.0}},
-        "engine": "Relay",
-    }
-    save(recipe)
-    assert main(["fit", "recipe.yaml"]) == 0
-    # two updates in each iteration
-    assert "relay closed after [0, 2, 4]" in capsys.readouterr().out
-    saved = yaml.safe_load(Path("runs/recipe/version_0/config.yaml").read_text())["model"]
-    assert saved["estimator"]["init_args"] == {"scale": 2.0}
-    assert saved["engine"]["init_args"] == {"rows": 3}
-    rows = [r for r in record.read("runs/recipe/version_0/record") if r["split"] == "train"]
-    for row in rows:
-        total = row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"])
-        for turn in row["turns"]:
-            assert turn["advantage"] == pytest.approx(2 * (total - row["group_mean"]), abs=1e-5)
-    assert len(rows) == 32
-    # a mistake in its arguments is told like one of a bundled class
-    recipe["model"]["engine"] = {"class_path": "Relay", "init_args": {"row": 3}}
-    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["fit", "recipe.yaml"]) == 2
-    assert "unknown key 'model.engine.row'. Did you mean rows?" in capsys.readouterr().err
 
 
 def test_a_plugins_callback_joins_every_run_and_none_is_duplicated(
@@ -406,12 +255,6 @@ def test_a_plugin_that_makes_no_callback_is_named(install, tiny_model, tmp_path,
     with pytest.raises(PluginError, match=message) as caught:
         trainer(tmp_path, 1).fit(make_module(tiny_model), data())
     assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
-
-
-def test_a_hook_that_gives_classes_of_another_kind_is_named(install):
-    install("muddled", OTHERS.replace("return [Totals]", "return [Relay]"))
-    with pytest.raises(PluginError, match=r"Relay.* which is not a subclass of AdvantageEstimator"):
-        installed("turnrl_estimators")
 
 
 # ------------------------------------------------------------------------ docs

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from lightning.pytorch.callbacks import Callback
 from commands import TESTS, TWO, recipe
 from nursery import command
 from turnrl import RecipeError, cli
-from turnrl.plugin.signals import stopping
 from worlds import Echo
 
 WITHIN_S = 5.0
@@ -107,16 +105,16 @@ def test_sigterm_stops_a_step(tiny_model, tmp_path, nursery):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("receivers", ["the first", "all"])
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("where", ["COLLECTING", "STEPPING"])
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
-def test_a_signal_stops_every_process(tiny_model, tmp_path, sent, where, processes, receivers):
-    stops(tmp_path, tiny_model, sent, where, processes, receivers)
+@pytest.mark.parametrize(
+    ("sent", "where", "receivers"),
+    [(signal.SIGTERM, "COLLECTING", "the first"), (signal.SIGINT, "STEPPING", "all")],
+)
+def test_a_signal_stops_both_processes(tiny_model, tmp_path, sent, where, receivers):
+    stops(tmp_path, tiny_model, sent, where, 2, receivers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+@pytest.mark.parametrize("after_s", [1.0, 4.0])
 def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
     recipe(tiny_model, tmp_path / "run.yaml", **TWO)
     process = fit(tmp_path, "--trainer.max_epochs", "200")
@@ -234,22 +232,6 @@ def test_an_interrupt_during_command_line_import_prints_one_line(tmp_path, progr
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "\nturnrl: stopped by Ctrl-C\n")
-
-
-def test_a_thread_that_hears_no_signal_leaves_the_hook_alone(monkeypatch):
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-
-    def mine(what):
-        pass
-
-    def within():
-        with stopping():
-            sys.unraisablehook = mine
-
-    thread = threading.Thread(target=within)
-    thread.start()
-    thread.join()
-    assert sys.unraisablehook is mine
 
 
 def test_a_run_whose_reader_ends_stops_with_the_shells_exit_code(tiny_model, tmp_path, nursery):

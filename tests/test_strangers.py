@@ -24,6 +24,7 @@ from turnrl.commands.report.command import write as report
 from turnrl.plugin.errors import CheckpointError
 from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
+from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.trust import is_marked, marked, needs_trust
 from turnrl.runs.config import load_yaml
 from turnrl.runs.files import whole_file
@@ -130,17 +131,19 @@ def sent(trained):
     forget("evil")
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-def test_a_strangers_run_names_what_it_would_run_and_runs_nothing(trap, sent, capsys):
-    strange(sent / "config.yaml", planted(*TRAPS[trap]))
-    commands = [["eval", str(sent)], ["fit", str(sent / "config.yaml")]]
-    for words in commands:
-        message = fails(capsys, words)
-        assert f"{str(sent / 'config.yaml')!r} was not written by you on this machine" in message
-        assert TRAPS[trap][0].partition("[")[0] in message
-        assert "--trust" in message
-    with pytest.raises(RecipeError, match="not written by you"):
-        build([str(sent / "config.yaml")])  # as the doctor, a sweep and credit-check do
+def test_a_strangers_run_names_what_it_would_run_and_runs_nothing(sent, capsys):
+    file = sent / "config.yaml"
+    ours = file.read_text()
+    for trap, (key, value) in TRAPS.items():
+        file.write_text(ours)
+        strange(file, planted(key, value))
+        with pytest.raises(
+            RecipeError, match=rf"(?s)not written by you.*{key}.*--trust"
+        ) as refused:
+            read_invocation("fit", [str(file)])
+        assert repr(str(file)) in str(refused.value), trap
+    for words in (["eval", str(sent)], ["fit", str(file)]):
+        assert "was not written by you on this machine" in fails(capsys, words)
     assert not Path("RAN").exists()
 
 

@@ -38,20 +38,6 @@ def test_answers_are_normalised_as_in_squad(text, normal):
     assert normalize_answer(text) == normal
 
 
-@given(st.text())
-def test_normalising_twice_changes_nothing(text):
-    # an article may appear once an inner one is gone ("a.n" -> "an"), so only spacing is compared
-    normal = normalize_answer(text)
-    assert normal == normal.strip()
-    assert "  " not in normal
-
-
-def test_an_exact_match_ignores_case_punctuation_and_articles():
-    assert exact_match("the Hague.", HAGUE)
-    assert not exact_match("Hague city", HAGUE)
-    assert not exact_match(None, HAGUE)
-
-
 @given(st.sampled_from(["", "The", "a an", "!?", " "]), st.sampled_from(["", "the", "...", "An"]))
 def test_an_answer_that_normalises_to_nothing_matches_nothing(prediction, gold):
     assert not exact_match(prediction, Question("q", "?", gold))
@@ -69,12 +55,6 @@ def test_the_longest_contained_answer_is_returned_normalized():
     answers = ["York", "The New York", "Rome", ""]
     assert contained_answer("in New-York and in New York.", answers) == "new york"
     assert contained_answer("in London", answers) is None
-
-
-@given(st.text(), st.text(min_size=1))
-def test_an_exact_match_is_contained(text, answer):
-    if exact_match(text, Question("q", "?", answer)):
-        assert contained_answer(text, [answer]) == normalize_answer(answer)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +80,6 @@ def test_active_markup_is_made_inert_and_the_rest_stays(text, inert):
 def test_of_control_tokens_that_begin_alike_the_longest_is_made_inert():
     tokens = ["<a", "<a>", "<a>b", "[", "", "<a>"]
     assert neutralize("<a>b <a> <a [", [], tokens) == "‹a>› ‹a› ‹› ‹›"
-
-
-def test_without_tags_and_tokens_a_text_does_not_change():
-    assert neutralize("<answer><|im_end|>", [], []) == "<answer><|im_end|>"
 
 
 def test_a_long_run_of_spaces_takes_no_time():
@@ -199,14 +175,6 @@ def test_lines_too_long_for_a_terminal_are_wrapped_at_words():
     # never narrower than 40, and a table's row keeps its columns
     assert fitted("a  b   c", 3) == "a  b   c"
     assert fitted(" " * 60 + "word " * 9, 40).split("\n")[0] == " " * 20 + "word word word word"
-
-
-def test_a_command_in_a_message_stays_on_one_line():
-    text = "there is no index here. Build it with 'turnrl index build --index x' and go on"
-    assert fitted(text, 60).split("\n") == [
-        "there is no index here. Build it with",
-        "  'turnrl index build --index x' and go on",
-    ]
 
 
 @given(st.text(alphabet="ab \n-/", max_size=200), st.integers(40, 90))

@@ -294,7 +294,7 @@ def refuse_unknown_sections(contents: Contents, kinds: Collection[str]) -> None:
 def refusal_of(
     error: Exception, contents: Contents, kinds: Mapping[str, object]
 ) -> RecipeError | None:
-    """The error in a user's words, if a recipe has caused it and the error does not say so itself."""
+    """The error in a user's words, if a recipe has caused it; else None."""
     if isinstance(error, TurnRLError) and not isinstance(error, ArgumentTypeError):
         return None
     from turnrl.recipe.explain import explain_refusal
