@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import os
 import random
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -248,24 +246,6 @@ def test_recipes_that_contradict_each_other_are_checked_after_merging(recipe, ca
 
 
 # processes and shells
-
-
-def test_a_recipe_can_come_from_standard_input(recipe, capsys, monkeypatch):
-    def pipe(text):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-
-    pipe(Path("recipe.yaml").read_text())
-    assert resolved(capsys, "-")["trainer"]["logger"]["init_args"]["name"] == "stdin"
-    # other processes of a run have no standard input, and are given what was read
-    pipe(Path("recipe.yaml").read_text())
-    invocation = read_invocation("fit", ["-", "--model.group_size", "8"])
-    again = read_invocation("fit", invocation.arguments)
-    assert again == invocation
-    assert (again.files, again.name) == (["stdin"], "stdin")
-    pipe("")
-    assert "recipe '-' is not a YAML mapping: it is empty. Fix it;" in fails(capsys, ["fit", "-"])
-    pipe("model: [1")
-    assert "recipe '-' is not a YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
 
 
 def test_a_closed_output_pipe_ends_quietly(nursery):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 
 import pytest
 
 from turnrl import Reading, ToolResult, Turn
 from turnrl.cli import main
-from turnrl.commands.play import in_colours
 
 
 def play(capsys, *arguments):
@@ -32,22 +30,6 @@ def test_a_pipe_gives_a_question_a_line(recipe, capsys, monkeypatch):
     printed = play(capsys, "recipe.yaml")
     assert re.findall("^question   (.*)$", printed, re.MULTILINE) == ["Number 1?", "Number 2?"]
     assert "\x1b" not in printed
-
-
-def test_a_terminal_shows_thoughts_calls_and_results_apart(monkeypatch):
-    text = "<think>so</think><tool_call>{}</tool_call><answer>x</answer> y"
-    assert in_colours(text) == text  # a pipe
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert in_colours(text) == (
-        "\x1b[2m<think>so</think>\x1b[0m\x1b[36m<tool_call>{}</tool_call>\x1b[0m"
-        "\x1b[1m<answer>x</answer>\x1b[0m y"
-    )
-    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
-        with monkeypatch.context() as other:
-            other.setenv(name, value)
-            assert in_colours(text) == text
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,14 @@ It prints turns, calls and results.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import RecipeError
 from turnrl.plugin.hooks import Commands
-from turnrl.plugin.text import Style, labelled, painted, say, visible
+from turnrl.plugin.text import labelled, say, visible
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.trust import TRUST
@@ -121,22 +120,10 @@ def _show(module: MTGRPO, trajectory: Trajectory) -> None:
     sent = module.rollout.driver.sent(trajectory, module.chat)
     for k, turn in enumerate(trajectory.turns, 1):
         text = visible(turn.text)
-        lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(text)]
+        lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), text]
         say("\n".join(lines), indent="")
         if more := str(turn).removeprefix(text).removeprefix("\n"):
             say(more, indent="", style="dim")
-
-
-_ELEMENT = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
-_STYLES: Mapping[str, Style] = {
-    **dict.fromkeys(("think", "thinking", "thought", "reasoning"), "dim"),
-    "answer": "strong",
-}
-
-
-def in_colours(text: str) -> str:
-    """The text of a turn, with thoughts, the answer and calls in different colours."""
-    return _ELEMENT.sub(lambda match: painted(match[0], _STYLES.get(match[1], "call")), text)
 
 
 def _end(trajectory: Trajectory) -> str:

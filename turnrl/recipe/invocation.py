@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from turnrl.plugin.errors import RecipeError, is_finite
 from turnrl.plugin.signals import is_first_process
-from turnrl.recipe.bundled import shown_recipe
+from turnrl.recipe.bundled import find_recipe, shown_recipe
 from turnrl.recipe.merging import (
     Contents,
     Editable,
@@ -26,7 +26,7 @@ from turnrl.recipe.merging import (
     relocated,
 )
 from turnrl.recipe.place import RunPlace, suffix_of, with_own_logger
-from turnrl.recipe.reading import ASKS, DASHES, MAPPINGS, RecipeFile, read_options, value_of
+from turnrl.recipe.reading import ASKS, MAPPINGS, read_options, read_recipe, value_of
 from turnrl.recipe.trust import TRUST, is_own, needs_consent
 from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest
 from turnrl.runs.find import RUNS, require
@@ -64,7 +64,7 @@ class Invocation:
         settings: The command's own keys at the top of a recipe.
         contents: The recipes and options merged; later ones override earlier ones.
         arguments: The words of the command, for the other processes of a run.
-        files: The recipes; `stdin` for one on standard input.
+        files: The recipes.
         help_options: Options that ask for help or for the printed recipe, and not for a run.
         agent: The run that the first word means; its recipe is then the first. None if the word
             means a recipe.
@@ -155,7 +155,7 @@ def read_invocation(
 
     Args:
         command: `fit`, for example.
-        arguments: The words; `-` is a recipe on standard input.
+        arguments: The words.
         settings: The command's own keys at the top of a recipe.
         takes_run: Accept a run in the place of the first recipe; see `find_agent`.
         prepare: Returns the merged recipes and options with the command's own changes.
@@ -169,7 +169,7 @@ def read_invocation(
     words = [word for word in arguments if word != TRUST]
     if not is_first_process() and (decisions := os.environ.pop(DECISIONS, None)):
         return Invocation(command, settings, **json.loads(decisions))
-    if takes_run and words and not words[0].startswith(DASHES):
+    if takes_run and words and not words[0].startswith("-"):
         from turnrl.recipe.agents import find_agent
 
         named = find_agent(words[0])
@@ -183,7 +183,7 @@ def read_invocation(
         if option in ASKS or option.endswith(".help"):
             help_options.append(f"{option}={value}" if value else option)
         elif option == "--config":
-            merge.add_recipe(RecipeFile.of(value))
+            merge.add_recipe(find_recipe(value))
         else:
             merge.add_option(option, value)
     if not merge.files and not help_options:
@@ -218,15 +218,15 @@ class _Merge:
         self.arguments: list[str] = []
         self.files: list[str] = []
 
-    def add_recipe(self, file: RecipeFile) -> None:
+    def add_recipe(self, file: str) -> None:
         """Add the settings of a recipe. The command that a run notes beside them is left out, and
         so are the `ckpt_path` of a first recipe that is a run's own, and where it wrote.
         """
-        path = Path(file.path or "")
-        new = {key: value for key, value in file.read().items() if key != COMMAND}
-        if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
+        path = Path(file)
+        new = {key: value for key, value in read_recipe(file).items() if key != COMMAND}
+        if path.with_name("checkpoints").is_dir():
             with_paths = {key: new[key] for key in ("model", "data") if key in new}
-            new |= each_value(with_paths, partial(relocated, Path(file.path)))
+            new |= each_value(with_paths, partial(relocated, path))
         if path.is_file() and not is_own(path, path.read_text("utf-8")):  # a pipe is read once
             needs_consent(str(path), new, path.parent, self._trusts)
         if self._of_run and not self.files:
@@ -237,8 +237,8 @@ class _Merge:
         self.contents.update(merged(self.contents, new))
         # settings of a recipe belong to the class that it means, not to one that an option names
         name_default_classes(self.contents["model"])
-        self.files.append(file.path or "stdin")
-        self.arguments.append(f"--config={file.path or file.text}")
+        self.files.append(file)
+        self.arguments.append(f"--config={file}")
 
     def add_option(self, option: str, value: str) -> None:
         self.contents.update(merged(self.contents, _nested(option, value)))

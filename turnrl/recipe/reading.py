@@ -1,25 +1,20 @@
 """Recipes and options as text: YAML files, and the words of a command line."""
 
-import io
 import json
 import re
-import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import yaml
 
 from turnrl.plugin.errors import RecipeError, did_you_mean
-from turnrl.recipe.bundled import find_recipe, recipe_like
+from turnrl.recipe.bundled import recipe_like
 from turnrl.runs.config import SECTIONS, load_yaml
 
 MAPPINGS = ("model", "data", "trainer", "record")
 """The sections of a recipe."""
 ASKS = ("--help", "--print_config")
 """Options that ask for a text instead of a run."""
-DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 
 
 def value_of(text: str) -> object:
@@ -30,68 +25,40 @@ def value_of(text: str) -> object:
         return text
 
 
-@dataclass(frozen=True)
-class RecipeFile:
-    """A recipe that has not been read yet.
+def read_recipe(file: str) -> dict[str, object]:
+    """Read a recipe.
 
-    Args:
-        path: The recipe's file; None for standard input.
-        text: The text that was read from standard input.
+    Raises:
+        RecipeError: If there is no such file, or it is not a YAML mapping.
     """
+    try:
+        with Path(file).open(encoding="utf-8") as stream:  # whose name YAML's errors have
+            contents = load_yaml(stream)
+        if not isinstance(contents, dict):
+            holds = "it is empty" if contents is None else f"it holds {contents!r:.40}"
+            raise yaml.YAMLError(holds)
+        return contents
+    except OSError as error:
+        raise _missing(file, error) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe {file!r} is not UTF-8: {error}. Save it as UTF-8.") from error
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"recipe {file!r} is not a YAML mapping: {' '.join(str(error).split())}. "
+            f"Fix it; its keys are {', '.join(SECTIONS)}."
+        ) from error
 
-    path: str | None
-    text: str = ""
 
-    @classmethod
-    def of(cls, word: str) -> "RecipeFile":
-        """The recipe that a word of a command means: a file or a bundled recipe. A word with a line
-        break is the text that `read_options` has read from standard input."""
-        return cls(None, word) if "\n" in word else cls(find_recipe(word))
-
-    def __str__(self) -> str:
-        return "-" if self.path is None else self.path
-
-    def read(self) -> dict[str, object]:
-        """Read the recipe.
-
-        Raises:
-            RecipeError: If there is no such file, or it is not a YAML mapping.
-        """
-        try:
-            with self._opened() as file:  # whose name YAML's errors have
-                contents = load_yaml(file)
-            if not isinstance(contents, dict):
-                holds = "it is empty" if contents is None else f"it holds {contents!r:.40}"
-                raise yaml.YAMLError(holds)
-            return contents
-        except OSError as error:
-            raise self._missing(error) from error
-        except UnicodeDecodeError as error:
-            raise RecipeError(
-                f"recipe {str(self)!r} is not UTF-8: {error}. Save it as UTF-8."
-            ) from error
-        except yaml.YAMLError as error:
-            raise RecipeError(
-                f"recipe {str(self)!r} is not a YAML mapping: {' '.join(str(error).split())}. "
-                f"Fix it; its keys are {', '.join(SECTIONS)}."
-            ) from error
-
-    def _opened(self) -> TextIO:
-        return (
-            io.StringIO(self.text) if self.path is None else Path(self.path).open(encoding="utf-8")
-        )
-
-    def _missing(self, error: OSError) -> RecipeError:
-        name = str(self)
-        folder = Path(name) if isinstance(error, IsADirectoryError) else Path(name).parent
-        here = sorted(map(str, folder.glob("*.y*ml")))
-        near = f" Recipes there: {', '.join(here) or 'none'}."
-        if isinstance(error, FileNotFoundError):
-            near = did_you_mean(name, here, cutoff=0.7) or recipe_like(name) or near
-        return RecipeError(
-            f"no recipe at {name!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
-            "name that 'turnrl recipes' lists."
-        )
+def _missing(file: str, error: OSError) -> RecipeError:
+    folder = Path(file) if isinstance(error, IsADirectoryError) else Path(file).parent
+    here = sorted(map(str, folder.glob("*.y*ml")))
+    near = f" Recipes there: {', '.join(here) or 'none'}."
+    if isinstance(error, FileNotFoundError):
+        near = did_you_mean(file, here, cutoff=0.7) or recipe_like(file) or near
+    return RecipeError(
+        f"no recipe at {file!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
+        "name that 'turnrl recipes' lists."
+    )
 
 
 def read_options(
@@ -112,15 +79,14 @@ def read_options(
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
-        in_options = in_options or (word.startswith(DASHES) and word != "-")
+        in_options = in_options or word.startswith("-")
         if not in_options and (not equals or Path(word).exists()):
-            # the first process of a run reads standard input, and passes the text to the others
-            yield "--config", sys.stdin.read() + "\n" if word == "-" else word
+            yield "--config", word
             continue
         option = {"-c": "--config", "-h": "--help"}.get(option, option)
         if not re.fullmatch(r"--\w[\w.-]*\+?", option):
             meant = "--" + re.sub(r"\W+", ".", option.partition(" ")[0]).strip(".") + equals + value
-            close = equals or (word.startswith(DASHES) and meant != word and len(option) > 2)
+            close = equals or (word.startswith("-") and meant != word and len(option) > 2)
             hint = f" Did you mean {meant}?" if close else ""
             raise RecipeError(
                 f"unknown argument {word!r}.{hint} Recipes come first, then options as --key value."
