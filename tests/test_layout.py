@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import turnrl.policy.layout
+import turnrl.policy.varlen
 from runs import adamw, column, data, make_module, trainer
 from turnrl import ClippedSurrogate, Policy
 from turnrl.policy.layout import Layout, forward_passes, lay_out
@@ -99,7 +100,7 @@ def test_attention_over_a_layout_matches_attention_over_each_sequence_alone(ids,
     wanted = naive_attention(ids, *named, 0.7, window)
     with pytest.MonkeyPatch.context() as patch:
         if way == "ragged":
-            patch.setattr(turnrl.policy.layout, "varlen_attn", naive_varlen)
+            patch.setattr(turnrl.policy.varlen, "varlen_attn", naive_varlen)
         attended = layout.attend(0, query, key, value, 0.7, window)
     assert torch.allclose(attended[0], torch.stack([wanted[h] for h in at]), atol=1e-5)
 

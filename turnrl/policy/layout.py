@@ -32,7 +32,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from turnrl.policy.sizes import GATHERED
-from turnrl.policy.varlen import varlen_attn
 from turnrl.types import TokenRow
 
 _WASTE, _CALL = 1.03, 2**14
@@ -131,6 +130,8 @@ class Layout:
         """See `Attend`."""
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         if (ragged := self.ragged) is not None:
+            from turnrl.policy.varlen import varlen_attn  # a GPU's kernel
+
             return varlen_attn(
                 query,
                 key[ragged.keys],

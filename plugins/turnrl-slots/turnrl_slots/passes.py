@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -14,14 +14,16 @@ from torch import Tensor
 
 from turnrl.engines import SampledPolicy
 from turnrl_slots.attention import Feed, GatherPlan
-from turnrl_slots.decode import Decoder, Graphs
 from turnrl_slots.dense import Dense
-from turnrl_slots.kernel import KernelPass, Tables
 from turnrl_slots.pages import Pool
 from turnrl_slots.sampling import sample
 from turnrl_slots.scheduler import Request
 from turnrl_slots.stops import Stops
 from turnrl_slots.transfer import pack
+
+if TYPE_CHECKING:
+    from turnrl_slots.decode import Decoder
+    from turnrl_slots.kernel import KernelPass, Tables
 
 Reason = Literal["end", "stop", "length"]
 
@@ -57,7 +59,12 @@ class Passes:
         self.stops = Stops(policy, self._network.config.get_text_config().vocab_size)
         self.dense: Dense | None = None
         self.decoder: Decoder | None = None
+        self._plan_of: Callable[[Sequence[Sequence[int]], Pool], GatherPlan | Tables] = GatherPlan
         if pool.kernel:
+            from turnrl_slots.decode import Decoder, Graphs
+            from turnrl_slots.kernel import Tables
+
+            self._plan_of = Tables
             recorded = Graphs(pool.device) if graphs and pool.device.type == "cuda" else None
             self.decoder = Decoder(pool, self._hidden, recorded, longest)
         self._planned: list[Request] = []
@@ -91,7 +98,10 @@ class Passes:
         """
         rows = active[: len(active) - len(several)]
         if self._plan is None or rows != self._planned:
-            self._planned, self._plan = rows, self._plan_of([r.history.table for r in rows])
+            self._planned, self._plan = (
+                rows,
+                self._plan_of([r.history.table for r in rows], self.pool),
+            )
         lengths = np.array([len(r.ids) + len(r.token_ids) - 1 for r in rows], np.int64)
         tokens = [(r.token_ids or r.ids)[-1] for r in rows]
         *before, last = self._pieces(several)
@@ -114,7 +124,7 @@ class Passes:
             tokens: The next token of each row.
             feeds: Other tokens to read in the same pass.
         """
-        return self._forward(self._plan_of(tables), lengths, tokens, feeds)
+        return self._forward(self._plan_of(tables, self.pool), lengths, tokens, feeds)
 
     def draw(self, active: list[Request], hidden: Tensor) -> list[tuple[Request, Reason]]:
         """Draw the next token of each active turn from its hidden state, and return the turns that
@@ -141,9 +151,6 @@ class Passes:
             return "stop"
         return "length" if len(request.token_ids) >= sampling.max_tokens else None
 
-    def _plan_of(self, tables: Sequence[Sequence[int]]) -> GatherPlan | Tables:
-        return (Tables if self.pool.kernel else GatherPlan)(tables, self.pool)
-
     def _hidden(self, tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
         return self.policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
 
@@ -166,7 +173,7 @@ class Passes:
     def _forward(
         self, plan: GatherPlan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
-        if self.decoder is not None and isinstance(plan, Tables) and not feeds:
+        if self.decoder is not None and not isinstance(plan, GatherPlan) and not feeds:
             return self.decoder(plan, lengths, tokens)
         attend = plan.attend_to(lengths, feeds)
         ids = [*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]
