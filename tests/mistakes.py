@@ -142,7 +142,7 @@ MISTAKES = [
     Mistake("settings beside the class", {"model.rewards": [SPARE]}, "model.rewards[0]", "'weight'",
         "{class_path: ExactMatch, init_args: {weight: 2}}"),
     Mistake("settings under the class's name", {"model.rewards": [{"ExactMatch": {"weight": 2}}]},
-        "model.rewards[0]", "'ExactMatch'", "Name it: {class_path: ExactMatch, init_args: {...}}"),
+        "model.rewards[0]", "'ExactMatch'", "Name it: {class_path: NAME, init_args: {...}}"),
     Mistake("a list of settings", {"model.rewards": [component("ExactMatch") | {"init_args": [1]}]},
         "model.rewards[0].init_args", "[1]", "must be a mapping."),
     Mistake("a class for a section", {"model.policy.class_path": "X"}, "model.policy", "'X'",
@@ -158,7 +158,7 @@ MISTAKES = [
     Mistake("no data set", {"data.train": "trivia"}, "data.train", "'trivia'",
         "Did you mean triviaqa"),
     Mistake("a setting of nothing named", "fit recipe.yaml --model.engine.slots 32", "model.engine",
-        "{'slots': '32'}", "--model.engine Slots --model.engine.slots 32"),
+        "{'slots': '32'}", "or by an option --model.engine NAME before its settings"),
     Mistake("help for no class", "fit --model.rewards.help ExactMach", "Expected", "ExactMach",
         "path"),
 ]  # fmt: skip

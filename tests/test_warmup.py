@@ -8,8 +8,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -474,7 +472,7 @@ def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys)
     message = fails(capsys, [*go, "--to", "warm", "--lr", "0"])
     assert message.endswith("lr is 0.0; it must be at least 1e-12")
     message = fails(capsys, [*go, "--to", "warm", "--batch_size", "1.5"])
-    assert message.endswith("batch_size is the string '1.5'; it must be a whole number")
+    assert "batch_size is '1.5'; it must be a whole number" in message
     message = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
     assert "--by is 'nowhere.demonstrate', which cannot be imported" in message
     message = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
@@ -500,18 +498,6 @@ def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys)
     message = fails(capsys, ["warmup", "small.yaml", "--to", "warm", *SHORT, "1e-3"])
     assert "ran out of tokens: model.rollout.max_tokens is 60. Raise it." in message
     assert "Did you mean steps" in fails(capsys, [*go, "--to", "warm", "--stepz", "3"])
-
-
-def test_settings_of_a_warm_up_are_refused_before_torch_is_loaded(tmp_path):
-    save(LAKE, str(tmp_path / "lake.yaml"))
-    words = ["warmup", "lake.yaml", "--to", "warm", "--steps", "0"]
-    code = (
-        "import sys; from turnrl.cli import main; "
-        f"print(main({words!r}), {{'torch', 'lightning'}} & {{*sys.modules}})"
-    )
-    run = [sys.executable, "-c", code]
-    printed = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert printed == "2 set()\n"
 
 
 def test_a_warm_up_accepts_custom_demonstrations(tmp_path, monkeypatch, capsys):

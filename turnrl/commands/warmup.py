@@ -5,7 +5,6 @@ Nothing heavy is imported before the command runs.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -62,25 +61,19 @@ def _prepare(invocation: Invocation) -> Invocation:
             f"--to is {str(folder)!r}, which {is_what}. Give a new folder, or one that a warm-up "
             "wrote, which is replaced."
         )
-    _chosen(invocation.contents)
     trainer = {**invocation.contents["trainer"], "logger": False}
     contents = {**invocation.contents, "trainer": trainer}
     return replace(invocation, contents=contents, destination=str(folder))
 
 
-def _chosen(contents: Mapping[str, Any]) -> WarmUp:
+def _chosen(settings: Mapping[str, Any]) -> WarmUp:
     """The warm-up's settings, from those of the command.
 
     Raises:
         RecipeError: If one is out of range, or `by` names nothing that can be called.
     """
-    chosen = {f.name: contents[f.name] for f in fields(WarmUp) if f.name in contents}
-    for name, value in chosen.items():
-        if name == "by":
-            chosen[name] = named("--by", value) if value else None
-        elif isinstance(value, str):  # as words of a command line are
-            with contextlib.suppress(ValueError):
-                chosen[name] = float(value) if name == "lr" else int(value)
+    chosen = {f.name: settings[f.name] for f in fields(WarmUp)}
+    chosen["by"] = named("--by", chosen["by"]) if chosen["by"] else None
     return WarmUp(**chosen)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -24,15 +23,12 @@ _TABLE = "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB) 
 
 def _advice(error: Exception) -> str:
     """The first words of a next step for a cache that cannot be used."""
-    code = getattr(error, "sqlite_errorcode", None)
-    kind = None if code is None else code & 0xFF
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return "Another run is writing to it: repeat the command when that run has ended"
     if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return "It is no cache, or it is damaged: delete it"
-    if kind == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
-        return "Free space on the disk"
-    return "Make its folder one in which you may write"
+    return "Make its folder one in which you may write, with space on its disk"
 
 
 @final

@@ -74,12 +74,9 @@ def stopping() -> Iterator[list[int]]:
         if not came:
             take(signal.SIGALRM)
         came.append(number)
-        while frame is not None and frame.f_code.co_name != "__del__":
-            frame = frame.f_back
         # the timer raises the interrupt again if nothing has handled it by then
-        signal.setitimer(signal.ITIMER_REAL, 1.0 if frame is None else 0.05)
-        if frame is None:
-            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        raise KeyboardInterrupt
 
     report = sys.unraisablehook
 

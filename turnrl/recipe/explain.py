@@ -272,18 +272,12 @@ def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
     described: Contents = {"class_path": value} if isinstance(value, str) else value
     name, settings = described.get("class_path"), described.get("init_args", {})
     if not isinstance(name, str):
-        words, keys = [*described, *described.values()], set(settings or described)
-        likely = [n for n, cls in classes.items() if n in words or keys <= {*parameters(cls)}]
-        name = (likely or ["NAME"])[0]
-        options = "".join(f" --{key}.{setting} {item}" for setting, item in described.items())
         return (
-            f"{key} is {value!r}, which does not name a class. Name it: {{class_path: {name}, "
-            f"init_args: {{...}}}}, or by options --{key} {name}{options}. Installed: "
+            f"{key} is {value!r}, which does not name a class. Name it: {{class_path: NAME, "
+            f"init_args: {{...}}}}, or by an option --{key} NAME before its settings. Installed: "
             f"{', '.join(classes) or 'none'}. Or give a path, such as my_package.MyClass."
         )
     for odd in set(described) - {"class_path", "init_args", "dict_kwargs"}:
-        if near := did_you_mean(odd, ["init_args", "dict_kwargs"], 0.8):
-            return f"{key}: {odd!r} is next to class_path.{near}"
         put = f"{{class_path: {name}, init_args: {{{odd}: {described[odd]}}}}}"
         return f"{key}: {odd!r} is next to class_path. Put it under init_args: {put}."
     try:
