@@ -69,7 +69,7 @@ def test_a_run_keeps_the_name_of_a_variable_and_its_tool_gets_the_value(keyed, c
     assert KEY not in "".join(capfd.readouterr())
     monkeypatch.setenv("MY_KEY", "sk-rotated")
     (tool,) = turnrl.load(run).rollout.tools
-    assert tool.given == ("sk-rotated", {"X-Key": "sk-rotated"}, 3)
+    assert tool.given == ("sk-rotated", {"X-Key": "sk-rotated"}, 1)
 
 
 @pytest.mark.slow

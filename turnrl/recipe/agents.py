@@ -171,7 +171,8 @@ def _no_run(folder: Path) -> str:
     here = repr(str(folder))
     return (
         f"no run and no checkpoint in {here}: the folder {here} has no config.yaml. "
-        f"{runs_with_checkpoints(folder)}"
+        f"{runs_with_checkpoints(folder)} If it holds a model, 'turnrl eval RECIPE "
+        f"--model.policy.model {folder}' scores it."
     )
 
 
