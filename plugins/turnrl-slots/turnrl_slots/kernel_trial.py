@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from turnrl.plugin.errors import in_short
 from turnrl.policy.device import of_the_device
 from turnrl.policy.layout import takes_ragged
-from turnrl_slots import kernel
 from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE
 
@@ -78,6 +77,8 @@ def _gap(counts: tuple[int, int], parts: int | None, shapes: Shapes, device: tor
     begins = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
     lengths = torch.tensor(used, dtype=torch.int32, device=device)
     scale = shapes.size**-0.5
+    from turnrl_slots import kernel  # on a CPU it is not needed
+
     sequences = kernel.Sequences(table, begins, lengths, sum(counts), max(counts))
     attended = kernel.attend(query, keys, values, sequences, scale, parts)
     wanted = []
