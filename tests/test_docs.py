@@ -168,7 +168,7 @@ def check_settings(shell: Shell, block: Block, own_modules: bool) -> None:
     assert [value for value in scalars(recipe) if plain(value) not in resolved] == []
 
 
-FOLLOWED = {"README.md", "docs/tutorial.md", "docs/howto/functions.md"}
+FOLLOWED = {"README.md", "docs/tutorial.md"}
 """Pages whose commands run in each test run; of the others, only pieces of recipes are checked."""
 
 
@@ -317,9 +317,10 @@ def test_commands_in_sentences_exist_and_options_in_sentences_are_accepted(
         with contextlib.suppress(SystemExit):  # of argparse
             assert main([command, "--help"]) == 0, command
     assert "no command" not in capsys.readouterr().err
-    for option in sorted(options - NOT_THERE):
-        words = shlex.split(" ".join(option.split()))
-        assert main(["fit", "recipes/quickstart.yaml", *words, "--print_config"]) == 0, option
+    words = shlex.split(
+        " ".join(sorted(options - NOT_THERE))
+    )  # together, because each takes a second
+    assert main(["fit", "recipes/quickstart.yaml", *words, "--print_config"]) == 0
 
 
 # ------------------------------------------------------------------ scripts and pictures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import random
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -154,16 +153,6 @@ def test_a_result_without_text_is_reported(tiny_model, content, status, text):
     assert text in finding.text
 
 
-def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
-    class Careless(Echo):
-        parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
-
-    finding = with_tool(tiny_model, Careless())["tool echo"]
-    assert finding.status == "fail"
-    message = r"raised KeyError: 'text' in run on echo with arguments \{\} \(worlds\.py:\d+\)$"
-    assert re.search(message, finding.text)
-
-
 def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(tiny_model):
     class Heard(Echo):
         heard = []
@@ -189,13 +178,9 @@ class Bad(Echo):
 def helped(call):
     return json.loads("{" + call.name)  # line 11
 
-class Exits(Echo):
-    def run(self, calls):
-        raise SystemExit(3)  # line 15
-
 class Payless(OutcomeReward):
     def score(self, trajectory):
-        return trajectory.pay  # line 19
+        return trajectory.pay  # line 15
 
 class Short(TurnReward):
     def score(self, trajectory):
@@ -216,23 +201,18 @@ def bad(tmp_path, monkeypatch):
     del sys.modules["bad"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "raised", "line"), [("Bad", "JSONDecodeError: ", 11), ("Exits", "SystemExit: 3 ", 15)]
-)
-def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(
-    tiny_model, bad, kind, raised, line
-):
-    finding = with_tool(tiny_model, getattr(bad, kind)())["tool echo"]
+def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(tiny_model, bad):
+    finding = with_tool(tiny_model, bad.Bad())["tool echo"]
     assert finding.status == "fail"
-    assert f"({kind}) raised {raised}" in finding.text
-    assert finding.text.endswith(f" (bad.py:{line})")
+    assert "(Bad) raised JSONDecodeError: " in finding.text
+    assert finding.text.endswith(" (bad.py:11)")
 
 
 def test_a_failure_in_a_reward_ends_with_its_line_or_shows_how_score_is_written(tiny_model, bad):
     module = make_module(tiny_model)
     module.rewards[:] = [bad.Payless(), bad.Short(), bad.Patient(), *module.rewards]
     report = rehearse(module, data())
-    assert report["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:19)")
+    assert report["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:15)")
     assert "score(self, trajectory, turn)" in report["reward Short"].advice
     assert "async" in report["reward Patient"].text
     assert "learning" not in report
@@ -339,17 +319,6 @@ def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
     module = make_module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", attention="plain"))
     finding = rehearse(module, data())["sampling"]
     assert finding.status == "pass"
-
-
-def test_every_session_is_closed(tiny_model):
-    tool = Counter()
-    assert with_tool(tiny_model, tool)["tool add"].status == "pass"
-    tool.check_closed(len(tool.opened))
-
-
-def test_more_steps_than_attempts_fail(tiny_model):
-    finding = rehearse(make_module(tiny_model, steps_per_pass=99), data())["learning"]
-    assert (finding.status, "Lower it" in finding.advice) == ("fail", True)
 
 
 def test_an_optimiser_that_cannot_be_made_fails(tiny_model):

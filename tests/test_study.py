@@ -303,7 +303,7 @@ def _over_seeds(values, level=0.95):
 @pytest.mark.slow
 def test_drawing_from_the_recorded_lines_reproduces_the_pages(tmp_path):
     shutil.copytree(HERE / "lines", tmp_path / "lines")
-    for file in (*PAGES, HERE / "pretrained.csv"):
+    for file in PAGES:
         shutil.copy(file, tmp_path)
     study.draw(tmp_path, parts.PARTS)
     text = "".join(file.read_text() for file in PAGES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -162,44 +161,6 @@ def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
                     va="center",
                     annotation_clip=False,
                 )
-
-
-PANELS = {
-    "answer_in_results": "answer found by the search",
-    "exact_match": "exact match",
-    "tool_execution": "tool execution",
-}
-"""Columns of pretrained.csv."""
-
-
-def pretrained(table: Path, file: Path) -> None:
-    """What each run of a pretrained model does on held-out questions, by iteration, where a call
-    that works is paid.
-
-    Args:
-        table: A line for each validation.
-        file: The picture.
-    """
-    with table.open() as text:
-        validated = [row for row in csv.DictReader(text) if row["rewards"] == "paid calls"]
-    runs = itertools.groupby(validated, lambda row: (row["estimator"], row["seed"]))
-    with _figure(file, 3.1) as figure:
-        figure.subplots_adjust(left=0.05, right=0.99, bottom=0.25, top=0.9, wspace=0.15)
-        panels = figure.subplots(1, len(PANELS))
-        for axes, title in zip(panels, PANELS.values(), strict=True):
-            axes.set_title(title)
-            axes.set_xlabel(ITERATION)
-            axes.grid(alpha=0.3)
-        shown: dict[str, Any] = {}
-        for (estimator, _), rows in runs:
-            run = list(rows)
-            x = [int(row["iteration"]) for row in run]
-            for axes, column in zip(panels, PANELS, strict=True):
-                y = [float(row[column]) for row in run]
-                color, dashes = _line(estimator)
-                (line,) = axes.plot(x, y, dashes, marker=".", color=color, linewidth=1)
-                shown[estimator] = line
-        figure.legend(shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False)
 
 
 def _line(estimator: str) -> tuple[str, Any]:

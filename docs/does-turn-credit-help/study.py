@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 from page import TABLES, changes, fill, marks, primary
 from parts import CONDITIONS, HERE, PARTS, STARTERS, Part
-from pictures import THEMES, curves, first_look, forest, pretrained
+from pictures import THEMES, curves, first_look, forest
 from rows import done, rows
 
 from turnrl.cli import main as turnrl
@@ -120,7 +120,6 @@ def draw(folder: Path, parts: Mapping[str, Part]) -> None:
     forest(when, folder / "when.svg")
     for theme in THEMES:
         first_look(every, theme, folder / f"first-look-{theme}.svg")
-    pretrained(folder / "pretrained.csv", folder / "pretrained.svg")
     print(f"tables are in {', '.join(map(str, pages))}, pictures beside", flush=True)
 
 

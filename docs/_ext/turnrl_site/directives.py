@@ -4,7 +4,6 @@ copy of their own."""
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -68,19 +67,11 @@ class PublicNames(Generated):
         kinds = self.arguments[1].split(",")
         shown = [name for name in facts.names(module) if name.kind in kinds]
         role = {"class": "class", "error": "exc", "function": "func", "value": "data"}
-        role["module"] = "data"
         rows = [(f":{role[n.kind]}:`~{module.__name__}.{n.name}`", n.text) for n in shown]
         yield from table(("name", "meaning"), rows, "names")
         for name in shown:
             path = f"{module.__name__}.{name.name}"
-            if name.kind == "module":
-                value = getattr(module, name.name)
-                told = (inspect.getdoc(value) or "").splitlines()
-                block = [".. code-block:: text", "", *indented(told)]
-                yield from [f".. py:data:: {path}", "", *indented(block), ""]
-                for member, kind in facts.members(value):
-                    yield from [f".. auto{kind}:: {value.__name__}.{member}", ""]
-            elif name.kind == "value":
+            if name.kind == "value":
                 value = getattr(module, name.name)
                 yield f".. py:data:: {path}"
                 if type(value).__module__ in ("types", "typing"):  # another name of a type

@@ -24,7 +24,8 @@ import yaml
 from sphinx.pycode import ModuleAnalyzer
 
 import turnrl
-import turnrl.testing
+import turnrl.engines
+import turnrl.types
 from turnrl.data.fields import Fields
 from turnrl.plugin.hooks import installed
 from turnrl.policy.settings import Lora
@@ -129,24 +130,27 @@ class Name:
 
 
 def names(module: Any) -> list[Name]:
-    """The public names of a module: those that it lists, or else those that it defines."""
+    """The public names of a module: those that it lists, or else those that it defines. What
+    `turnrl` has, and contracts of an engine, are described there and not among the types."""
     listed = getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and _home(value).startswith(module.__name__)
     ]
-    return [_name(module, name, getattr(module, name)) for name in sorted(listed)]
+    doors = [turnrl, turnrl.engines, turnrl.types]
+    before = doors[: doors.index(module)] if module in doors else []
+    known = {name for door in before for name in door.__all__}
+    values = ((name, getattr(module, name)) for name in sorted({*listed} - known))
+    return [_name(name, value) for name, value in values if not inspect.ismodule(value)]
 
 
 def _home(value: Any) -> str:
     return str(value.__module__) if inspect.isclass(value) or inspect.isfunction(value) else ""
 
 
-def _name(module: Any, name: str, value: Any) -> Name:
+def _name(name: str, value: Any) -> Name:
     if inspect.isclass(value):
         kind = "error" if issubclass(value, Exception) else "class"
-    elif inspect.ismodule(value):
-        kind = "module"
     else:
         kind = "function" if inspect.isroutine(value) else "value"
     text = value_doc(name, value) if kind == "value" else inspect.cleandoc(value.__doc__ or "")
@@ -157,15 +161,6 @@ def first_sentence(text: str) -> str:
     """What a docstring says in its first sentence, as one line."""
     first = " ".join(text.partition("\n\n")[0].split())
     return re.split(r"(?<=\.)\s(?=[A-Z`(])", first)[0]
-
-
-def members(module: Any) -> list[tuple[str, str]]:
-    """The public classes and functions that a module defines, each with `class` or `function`."""
-    return [
-        (name, "class" if inspect.isclass(value) else "function")
-        for name, value in sorted(vars(module).items())
-        if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
-    ]
 
 
 def value_doc(name: str, value: object) -> str:
