@@ -213,8 +213,8 @@ def test_calls_cost_more_than_they_find_in_the_first_iteration():
     assert (alarm.name, alarm.began, alarm.noticed) == ("costs", 1, 1)
     assert alarm.figures == ("reward/acted", "reward/idle")
     assert alarm.text.startswith(
-        "calls cost more than they find, from iteration 1 on: attempts that call earn -0.080 from "
-        "turn rewards on average, the others 0.010. The policy may stop calling"
+        "tool calls cost more than they earn, from iteration 1 on: attempts that call earn -0.080 "
+        "from turn rewards on average, the others 0.010. The policy may stop calling"
     )
     assert alarms(earned(-0.07)) == []  # less than two standard errors
     assert alarms(earned(0.09)) == []

@@ -110,7 +110,7 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
         assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", str(door)]) == 0
         shown = capsys.readouterr()
         assert f"{run}/" in shown.err
-        assert shown.err.endswith("which acts by recipe.yaml\n")
+        assert shown.err.endswith("rolled out with recipe.yaml\n")
         assert f"answer     {answer!r}; ended by" in shown.out
         # alone it does not say how it acts
         message = fails(capsys, ["play", str(door), "Number 7?"])

@@ -157,7 +157,7 @@ def test_a_users_observe_function_writes_what_the_policy_reads(chat):
     assert "Go.\n\nrow 0" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
     assert trajectory.turns[0].results[0].unread == "row 1"
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: cell)
-    message = "environment FrozenLake-v1 gave 0 from observe, after reset, which is no text"
+    message = "environment FrozenLake-v1: observe, after reset returned 0"
     with pytest.raises(ToolError, match=message):
         play_episode(chat, tool, ["down"])
 

@@ -570,7 +570,7 @@ def test_groups_that_teach_nothing_are_redrawn_within_a_bound(
     learn(tiny_model, tmp_path, estimator=estimator, redraws=redraws)
     assert estimator.asked == asked
     assert column(tmp_path, "rollout/redrawn_groups") == [redrawn / 4]
-    message = "redrew 4 groups; 2 of them still teach nothing"
+    message = "resampled 4 groups; 2 still have zero advantages"
     assert (message in caplog.text) == (redraws == 3)
 
 

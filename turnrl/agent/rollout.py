@@ -85,7 +85,7 @@ class Rollout:
             advice = (
                 "it has neither."
                 if self.player is None
-                else "it has both. To let the player drive, write 'segmenter: null' beside it in "
+                else "it has both. To use the player, write 'segmenter: null' beside it in "
                 "the recipe, or add --model.rollout.segmenter null."
             )
             raise RecipeError(

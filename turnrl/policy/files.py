@@ -85,7 +85,7 @@ def refuse_other_kind(folder: Path, adapter: bool) -> None:
     if (folder / ("config.json" if adapter else "adapter_config.json")).is_file():
         held = "a whole model, and what is trained is an adapter"
         held = held if adapter else "an adapter, and what is trained is a whole model"
-        raise RecipeError(f"{str(folder)!r} holds {held}. Give another folder.")
+        raise RecipeError(f"{str(folder)!r} holds {held}. Choose another folder.")
 
 
 def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) -> Origin:

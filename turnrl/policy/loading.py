@@ -139,6 +139,6 @@ class ModelFiles:
         sources = (self.folder, self.origin.adapter)
         if folder.resolve() in [Path(source).resolve() for source in sources if source]:
             raise RecipeError(
-                f"{str(folder)!r} holds the model that training starts from. Give another folder."
+                f"{str(folder)!r} holds the model that training starts from. Choose another folder."
             )
         refuse_other_kind(folder, self.lora is not None)

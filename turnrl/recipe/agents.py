@@ -102,7 +102,7 @@ class NamedAgent:
     def __str__(self) -> str:
         """A phrase for the policy: the checkpoint, or the recipe if the policy is untrained."""
         if self.checkpoint is not None:
-            acts = f", which acts by {self.recipe}" if self.is_recipe else ""
+            acts = f", rolled out with {self.recipe}" if self.is_recipe else ""
             kind = "the policy in" if self.checkpoint.is_dir() else "checkpoint"
             return f"{kind} {self.checkpoint}{acts}"
         runs = _runs_of_name(self.word)

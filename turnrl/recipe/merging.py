@@ -93,7 +93,7 @@ def each_value(value: object, change: Callable[[object, str], object], key: str 
 
 def relocated(file: Path, value: object, key: str) -> object:
     """Find a path of the recipe that a run keeps. The path is relative to the folder in which the
-    run began. If it leads nowhere from here, it is tried from the folders above the run's file."""
+    run began. If it does not exist from here, it is tried from the folders above the run's file."""
     exists = os.path.exists  # unlike Path.exists, it takes texts of any length
     may_be_path = isinstance(value, str) and ("/" in value or key.endswith(".model"))
     if not isinstance(value, str) or not may_be_path or "://" in value or exists(value):

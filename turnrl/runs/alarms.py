@@ -191,7 +191,7 @@ def _costs(rows: Rows) -> Alarm | None:
         while first > 0 and less[first - 1] < 0:
             first -= 1
         text = (
-            f"calls cost more than they find, from iteration {iterations[first]} on: attempts that "
+            f"tool calls cost more than they earn, from iteration {iterations[first]} on: attempts that "
             f"call earn {acting.mean:.3f} from turn rewards on average, the others "
             f"{resting.mean:.3f}. The policy may stop calling before it learns to. "
             "Take the cost out until calls find things, or set model.estimator to CostsAmongRight"

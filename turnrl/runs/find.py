@@ -30,7 +30,7 @@ _NEEDS: dict[str, tuple[str, type[TurnRLError], tuple[str, ...]]] = {
 
 
 def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "record") -> Path:
-    """Find the folder of the run that a word means. All commands find the same run.
+    """Find the run folder that `word` names, the same for every command.
 
     A word may be the folder of a run, or a file or folder inside it. Or it is a folder of runs, or
     the name of one in `runs`. It then means the newest run there: the last one to begin among the
@@ -77,7 +77,7 @@ def require(run: Path, needs: str) -> Path:
 
 
 def run_at(word: str | Path) -> Path | None:
-    """The folder of the run that a word means; None if it means none. See `find_run`."""
+    """The run folder that `word` names, or None. See `find_run`."""
     named = RUNS / word
     inner = run_in(named)
     # only a name counts, not a path to something inside a run

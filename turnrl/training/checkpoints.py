@@ -70,9 +70,9 @@ def check_policy(checkpoint: Mapping[str, Any], policy: LanguageModel, learns: b
     for key, value in policy.files.identity.items():
         if saved.get(key) != value:
             raise CheckpointError(
-                f"the checkpoint is of another policy than {policy.settings.model!r}: its {key} is "
-                f"{saved.get(key)!r}, the recipe's {value!r}. Give the recipe that the "
-                "checkpoint was made with (config.yaml in its run's folder)."
+                f"the checkpoint was made with another policy: its {key} is {saved.get(key)!r}, "
+                f"and {value!r} with {policy.settings.model!r}. Use the recipe that it was made "
+                "with: config.yaml in its run's folder."
             )
     if odd := sorted(names ^ set(policy.trainable_state())):
         where = "the checkpoint" if odd[0] in names else "the recipe"

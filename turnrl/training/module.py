@@ -205,7 +205,7 @@ class MTGRPO(PolicyModule):
             experience = experience.with_redrawn(degenerate, self._experience((*key, redraw)))
             left = len(experience.degenerate)
             rank_zero_info(
-                f"redrew {counted(len(degenerate), 'group')}; {left} of them still teach nothing"
+                f"resampled {counted(len(degenerate), 'group')}; {left} still have zero advantages"
             )
         return experience
 

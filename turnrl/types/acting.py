@@ -190,7 +190,7 @@ class Segmenter(ABC):
 
     @abstractmethod
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """Read what the policy did in one turn. Total: any text gives a `Reading`, none raises.
+        """Parse a turn. Never raises: malformed text gives a `Reading` with a mistake.
 
         Args:
             text: The turn's sampled text.

@@ -71,7 +71,7 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
 
         Args:
             trajectories: The trajectories that are scored next, of several questions.
-            policy: The policy that acted; None where there is none at hand.
+            policy: The policy that acted; None when recorded trajectories are scored.
         Returns:
             Remarks on the trajectories beside their scores, if any.
         Raises:
@@ -223,7 +223,7 @@ class QuestionSource(ABC):
     Attributes:
         default_splits: The split for each use, `train` and `val`; None if there is none for it.
         uses: Which of the recipe's `data.fields` and `data.config` it uses.
-        needs_answers: True if questions without an accepted answer are left out. Set it to False
+        needs_answers: True to leave out questions that have no accepted answer. Set it to False
             for an environment, which has no answers: its rewards decide what is right.
     """
 

@@ -37,7 +37,7 @@ class Surroundings:
 
 
 class Beside(NamedTuple):
-    """Memory of the learner's GPU that an engine's own processes use.
+    """GPU memory that an engine's own processes take on the learner's device.
 
     Args:
         sampling: Bytes while it samples.

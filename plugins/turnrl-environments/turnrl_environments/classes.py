@@ -171,7 +171,7 @@ class Stay(OwnEpisode[Environment]):
 def _no_text(world: Environment, method: str, result: object, wanted: str) -> ToolError:
     """The error about a method that returns the values of Gymnasium's."""
     return ToolError(
-        f"{world} gave {result!r:.80} from {method}, which is no text. Return {wanted}. If "
+        f"{world}: {method} returned {result!r:.80}; it must return {wanted}. If "
         f"{world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
     )
 

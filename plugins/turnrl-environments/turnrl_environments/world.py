@@ -396,8 +396,8 @@ def text_of(world: World, verb: str, observation: object) -> str:
     """
     if not isinstance(observation, str):
         raise ToolError(
-            f"{world} gave {observation!r:.80} from {verb}, which is no text. Return a text, the "
-            "words that the policy reads."
+            f"{world}: {verb} returned {observation!r:.80}; it must return a string, the text "
+            "that the policy reads."
         )
     return observation
 

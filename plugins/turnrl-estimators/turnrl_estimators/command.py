@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _TOY_COLUMNS = (
-    "bias      error of the expected gradient, in lengths of the true one",
+    "bias      error of the expected gradient, relative to the true one's length",
     "along     its part along the true one, which another learning rate undoes",
     "angle     between both, in degrees: no learning rate undoes it",
     "variance  of the estimate, for each trajectory of a group",

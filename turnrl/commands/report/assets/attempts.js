@@ -275,7 +275,7 @@ async function group(path) {
   const turns = Math.max(...detail.rows.map((row) => row.turns.length));
   const sets = alike(members, detail).sort((a, b) => at("total", members[b[0]]) - at("total", members[a[0]]) || a[0] - b[0]);
   chosen = sets.flat().map((n) => members[n]);
-  const many = members.length === 1 ? "One attempt at this question." : `${members.length} attempts at one question, best first${sets.length < members.length ? `, in ${sets.length} rows: attempts that did and earned the same share a row` : ""}. Colours are advantages.`;
+  const many = members.length === 1 ? "One attempt at this question." : `${members.length} attempts at one question, best first${sets.length < members.length ? `, in ${sets.length} rows: identical results are grouped` : ""}. Colours are advantages.`;
   return [
     el("nav", { class: "pager", "aria-label": "Trajectories" }, el("a", { href: lastList }, "List")),
     el("h1", {}, bdi(asked(first)[1])),

@@ -148,7 +148,7 @@ async function list(query) {
   return [el("h1", {}, "Trajectories"), recorded() ? kindChips(query, kinds) : null,
     comparison ? el("p", {}, "Questions in which ", bdi(experimentName(comparison.better.map(([run]) => run))), " did better, with the attempts of both sides. ", el("a", { href: "#/list" }, "All trajectories")) : null,
     filterForm(query),
-    el("p", {}, `${found.length.toLocaleString("en")} of ${recorded().toLocaleString("en")}`, rows.length < found.length ? ` attempts, in ${rows.length.toLocaleString("en")} rows: attempts at a question that ended and earned the same share a row` : ""),
+    el("p", {}, `${found.length.toLocaleString("en")} of ${recorded().toLocaleString("en")}`, rows.length < found.length ? ` attempts, in ${rows.length.toLocaleString("en")} rows: identical results for a question are grouped` : ""),
     rows.length ? [table("Trajectories", names.map((name) => headOf(query, name)), rows.slice((shown - 1) * PAGE, shown * PAGE).map((same) => rowOf(same, names)), { class: "list", hideCaption: true }),
       el("nav", { class: "pager", "aria-label": "Pages of the list" }, turn(shown - 1, "Previous"), el("span", {}, `page ${shown} of ${pages}`), turn(shown + 1, "Next"))] : el("p", {}, recorded() ? "No trajectory matches. Clear a filter." : "No run has a record.")];
 }

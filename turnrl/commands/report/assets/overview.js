@@ -55,7 +55,7 @@ function attemptKinds() {
   const most = Math.max(...sizes.values());
   return [
     el("h2", {}, "What the attempts did"),
-    el("p", {}, `Attempts at training questions: a bar for each iteration, with the shares of what they did. A bar is of the ${most} attempts that were recorded, or fewer. Click a part of one to read its attempts.`),
+    el("p", {}, `Attempts at training questions: a bar for each iteration, with the shares of what they did. Each bar shows up to ${most} recorded attempts; click a segment to list them.`),
     el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ split: "train", kind }) }, swatch(kind), kind)))),
     el("div", { class: "grid deeds" }, bars),
   ];
@@ -76,7 +76,7 @@ function sentence(run) {
   const last = lasts.map(([title, [, value]]) => `${title} ${number(value, 2)}`).join(", ");
   const told = validated ? `${validated} on validation questions${last ? `. Its last training attempts: ${last}` : ""}` : `${sampled} in training attempts`;
   const [known, held] = ["train/", "val/"].map((split) => points(split + "exact_match").at(-1));
-  const apart = known && held && known[1] - held[1] >= FARTHER ? " So it is right far more often where it trained: what it learned there does not serve on other questions." : "";
+  const apart = known && held && known[1] - held[1] >= FARTHER ? " It does far better on training questions than on held-out ones: it memorised answers." : "";
   const most = Math.max(...run.metrics.map((row) => row.iteration));
   return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ", "] : null, `${most} iteration${most === 1 ? "" : "s"}: ${told}.${apart}${uses(run)}`);
 }
@@ -85,7 +85,7 @@ function sentence(run) {
 function uses(run) {
   const calls = run.metrics.filter((row) => "train/tool_execution" in row);
   const began = calls.findLastIndex((row) => row["train/tool_execution"] < 0.5) + 1;
-  return began && began < calls.length ? ` Most training attempts use a tool since iteration ${calls[began].iteration}.` : "";
+  return began && began < calls.length ? ` Since iteration ${calls[began].iteration}, most training attempts have used a tool.` : "";
 }
 
 /** What `turnrl compare` says of the runs: the difference, and whether it is one. */
