@@ -381,19 +381,6 @@ def test_trajectories_of_one_prompt_share_a_learning_step():
     assert sizes == [5, 4]
 
 
-def test_only_trajectories_of_later_steps_are_read_before_the_first_step():
-    trajectories, _, advantages = made_up_iteration()
-    for steps in (1, 3):
-        learner, learned = Learner(), []
-        events = learner.asked
-        for step in steps_of(trajectories, advantages, learner.logprobs_now, steps_per_pass=steps):
-            events.append("step")
-            learned.append(learned_from(step))
-        later = sorted(i for names in learned[1:] for i in names)
-        assert sorted(events[: len(later)]) == later
-        assert events[len(later) :] == ["step"] * steps
-
-
 def test_sampler_log_probabilities_are_reused_only_if_they_equal_the_learners():
     rng = random.Random(1)
     trajectories = [made_up(i, (3,), rng) for i in range(20)]

@@ -466,31 +466,17 @@ def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     save(LAKE, "lake.yaml")
     go = ["warmup", "lake.yaml"]
-    assert "--to does not say where. Give a folder" in fails(capsys, go)
-    message = fails(capsys, [*go, "--to", "warm", "--steps", "0"])
-    assert message.endswith("steps is 0; it must be at least 1")
-    message = fails(capsys, [*go, "--to", "warm", "--lr", "0"])
-    assert message.endswith("lr is 0.0; it must be at least 1e-12")
-    message = fails(capsys, [*go, "--to", "warm", "--batch_size", "1.5"])
-    assert "batch_size is '1.5'; it must be a whole number" in message
-    message = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
-    assert "--by is 'nowhere.demonstrate', which cannot be imported" in message
-    message = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
-    assert message.endswith(
-        "--by is 'json.decoder', which cannot be called. Give a class or a function."
-    )
-    Path("file").touch()
-    message = fails(capsys, [*go, "--to", "file"])
-    assert "--to is 'file', which is a file. Give a new folder" in message
+    assert "--to does not say where" in fails(capsys, go)
     Path("keep").mkdir()
     Path("keep/README.md").write_text("my own notes")
-    assert "--to is 'keep', which holds README.md. Give" in fails(capsys, [*go, "--to", "keep"])
-    message = fails(capsys, [*go, "--to", "warm", "--by", "json.load_"])
-    assert "json has no 'load_'. Did you mean load or loads?" in message
-    message = fails(capsys, [*go, "--to", "warm", "--trainer.precision", "bf16-mixed"])
-    assert "trainer.precision is 'bf16-mixed', but trained weights are kept in 32-true" in message
-    message = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
-    assert message.endswith("a warm-up takes one process. Add --trainer.devices 1.")
+    assert "--to is 'keep', which holds README.md" in fails(capsys, [*go, "--to", "keep"])
+    for option, value in (
+        *(("--steps", "0"), ("--lr", "0"), ("--batch_size", "1.5")),
+        *(("--by", "nowhere.demonstrate"), ("--by", "json.decoder"), ("--trainer.devices", "2")),
+        ("--trainer.precision", "bf16-mixed"),
+    ):
+        message = fails(capsys, [*go, "--to", "warm", option, value])
+        assert option.rpartition("--")[2].removeprefix("trainer.") in message
     recipe = json.loads(json.dumps(LAKE))
     recipe["model"]["rollout"]["max_tokens"] = 60  # room for a prompt, and for one turn
     recipe["model"]["rollout"]["tools"][0]["init_args"]["options"] = {"ice": 1.0}
@@ -624,21 +610,6 @@ def test_gradients_are_the_same_with_the_reference_between_forward_and_backward(
         gradients.append([p.grad for p in policy.trainable_parameters().values()])
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0])
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-@pytest.mark.parametrize(
-    "setting",
-    [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 8}}, {"peft_type": "IA3"}, {"bias": "all"}],
-)
-def test_an_adapter_that_peft_computes_otherwise_is_refused(tiny_model, tmp_path, setting):
-    folder = turnrl.export(
-        moved(Policy(str(tiny_model), lora=Lora(r=4)).build()), tmp_path / "adapter"
-    )
-    config = json.loads((folder / "adapter_config.json").read_text()) | setting
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(RecipeError, match=f"has {next(iter(setting))}: .*Merge it into its base"):
-        _ = Policy(str(folder), lora=Lora(r=4)).build().folder
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft

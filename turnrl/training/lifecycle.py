@@ -48,7 +48,8 @@ from turnrl.watch.trainer import announce, data_of, run_folder
 
 
 class PolicyModule(L.LightningModule, ABC):
-    """A LightningModule whose weights are a policy's. `MTGRPO` extends it with the algorithm.
+    """Whatever a run does beside the algorithm, which `MTGRPO` adds: its recipe is checked, the
+    policy's weights are loaded, stepped, saved and restored, and it answers questions of your own.
 
     Args:
         policy: The policy.

@@ -13,8 +13,6 @@ compares `CostsAmongRight` with the gradient that it estimates.
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from turnrl.plugin.hooks import installed
@@ -45,7 +43,6 @@ def add_credit_command(commands: Commands) -> None:
         default="searches",
         help="the process to sum over (default: searches)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser.set_defaults(run=_run)
 
 
@@ -54,10 +51,6 @@ def _run(args: argparse.Namespace) -> None:
     from turnrl_estimators.toy import TOYS
 
     rows = check(installed("turnrl_estimators"), TOYS[args.toy])
-    if args.json:
-        for row in rows:
-            print(json.dumps(asdict(row)))
-        return
     print(f"{'estimator':37} {'bias':>7} {'along':>7} {'angle':>7} {'variance':>9} {'noise':>7}")
     notes = []
     for row in rows:
