@@ -48,7 +48,7 @@ class Batcher:
         call = shown_call(calls[0])
         on = f" on {call}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {call}"
         tool = self.toolset
-        timed = not isinstance(tool, FunctionTool) or not tool.timed
+        timed = not isinstance(tool, FunctionTool)  # which times each call
         results = await run_tool(tool, "run", tool.run, calls, on=on, timed=timed)
         what = f"{self.toolset} returned"
         if isinstance(results, str) or not isinstance(results, Sequence):

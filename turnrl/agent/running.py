@@ -67,7 +67,10 @@ async def run_tool(
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if clock.expired():
-            raise took_too_long(tool, verb, on) from error
+            raise ToolError(
+                f"{tool} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise "
+                "its timeout_s, or find out why it hangs."
+            ) from error
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
@@ -77,14 +80,6 @@ async def run_tool(
         cause = error.cause if isinstance(error, Ended) else error
         what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{place_of(cause)}"
         raise ToolError(f"{what}. {advice}") from cause
-
-
-def took_too_long(tool: Toolset, verb: str, on: str) -> ToolError:
-    """The error about a tool that takes longer than its `timeout_s`; see `run_tool`."""
-    return ToolError(
-        f"{tool} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise its "
-        "timeout_s, or find out why it hangs."
-    )
 
 
 async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
@@ -211,47 +206,6 @@ os.register_at_fork(after_in_child=_loop.cache_clear)
 os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
-Post = Callable[[Callable[[], None]], object]
-"""Has another thread make a call as soon as it can."""
-_POST: contextvars.ContextVar[Post | None] = contextvars.ContextVar("_POST", default=None)
-
-
-def post_to_waiting_thread() -> Post:
-    """The way to have a call made in the thread that waits for this collection: as a rule the main
-    thread, where signal handlers can be set, and which imported the recipe's modules. If no thread
-    waits, as in a notebook that awaits, the event loop's own thread makes the call."""
-    return _POST.get() or asyncio.get_running_loop().call_soon_threadsafe
-
-
-@final
-class Errands:
-    """Calls for the thread that waits for work on an event loop."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-    async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work whose calls come here."""
-        _POST.set(self._calls.put)
-        return await work
-
-    def serve(self, work: concurrent.futures.Future[Any], timeout_s: float | None = None) -> bool:
-        """Make the calls that come, until the work is done.
-
-        Args:
-            work: The work.
-            timeout_s: The longest time to wait for a call; None for any time.
-        Returns:
-            True if the work is done.
-        """
-        work.add_done_callback(lambda _: self._calls.put(None))
-        with contextlib.suppress(queue.Empty):
-            while not work.done():
-                if (call := self._calls.get(timeout=timeout_s)) is not None:
-                    call()
-        return work.done()
-
-
 @final
 class Underway(Generic[T]):
     """A coroutine under way on the event loop of all collections.
@@ -270,12 +224,12 @@ class Underway(Generic[T]):
             what = "this waits for work on the event loop that it runs on"
             raise RuntimeError(f"{what}. Await the work.")
         self._began, self.seconds = time.perf_counter(), 0.0
-        self._ended, self._errands = threading.Event(), Errands()
+        self._ended = threading.Event()
         self._future = asyncio.run_coroutine_threadsafe(self._supervised(work), _loop())
 
     async def _supervised(self, work: Coroutine[object, object, T]) -> T:
         try:
-            return await self._errands.during(work)
+            return await work
         finally:
             self.seconds = time.perf_counter() - self._began
             self._ended.set()
@@ -284,7 +238,6 @@ class Underway(Generic[T]):
         """Wait for the coroutine's result. Ctrl-C cancels it, and waits at most 30 s for its
         end."""
         try:
-            self._errands.serve(self._future)
             return self._future.result()
         except KeyboardInterrupt:
             self.cancel()

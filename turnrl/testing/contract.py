@@ -3,11 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-from turnrl.plugin.errors import TurnRLError
-
-_BETWEEN = {"turnrl", "asyncio", "concurrent", "contextlib", "threading"}
-"""Packages whose frames lie between a check and the code that it calls."""
-
 
 class Breach(AssertionError):
     """A broken promise, as opposed to a failed assertion in the plugin's own code."""
@@ -33,17 +28,4 @@ def on(subject: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         raised = "" if isinstance(error, Breach) else f"raised {type(error).__name__}: "
-        raise Breach(f"{subject} {raised}{error}") from origin(error)
-
-
-def origin(error: BaseException) -> BaseException | None:
-    """The error that the plugin's own code raised, with only the frames of that code; None if it
-    raised nothing, or one of turnrl's errors, whose message is enough."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
-        frames = frames.tb_next
-    if frames is None or isinstance(error, Breach | TurnRLError):
-        return None
-    return error.with_traceback(frames)
+        raise Breach(f"{subject} {raised}{error}") from error

@@ -1,17 +1,14 @@
 """Check of a tool."""
 
-import asyncio
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import ExitStack
 
 from turnrl.agent.function_tools import toolsets_of
-from turnrl.agent.running import Errands
+from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Live, call_tools
 from turnrl.plugin.errors import TurnRLError, is_finite
-from turnrl.testing.contract import Breach, on, origin, require
+from turnrl.testing.contract import Breach, on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Toolset
 from turnrl.types.questions import Question
@@ -81,29 +78,11 @@ def check_tool(
 def _replies(tool: Toolset, asked: _Calls, question: Question) -> list[ToolResult]:
     """Replies to calls that are batched in one rollout, each call from its own trajectory."""
     __tracebackhide__ = True
-    # a hanging call cannot be ended, only abandoned, so the event loop runs in a daemon thread
-    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-    loop, end = runner.get_loop(), asyncio.Event()
-
-    def serve() -> None:
-        with runner:
-            runner.run(end.wait())
-
-    threading.Thread(target=serve, daemon=True).start()
     calls = [[_call(tool, arguments)] for arguments in asked]
-    errands = Errands()
-    work = errands.during(call_tools([tool], question, calls))
-    replies = asyncio.run_coroutine_threadsafe(work, loop)
     try:
-        while not errands.serve(replies, tool.timeout_s):
-            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
-            held = f"stands still on {[*asked]!r}: a coroutine of the tool's blocks the event loop"
-            require(wait([alive], 1).done, f"{tool} {held}")
-        return [reply for (reply,) in replies.result()]
+        return [reply for (reply,) in on_loop(call_tools([tool], question, calls))]
     except TurnRLError as error:  # it names the tool, the call and the exception
-        raise Breach(f"{error}") from origin(error)
-    finally:
-        loop.call_soon_threadsafe(end.set)
+        raise Breach(f"{error}") from error.__cause__
 
 
 def _call(tool: Toolset, call: Mapping[str, object] | ToolCall) -> ToolCall:

@@ -152,7 +152,7 @@ class Stay(OwnEpisode[Environment]):
             value = await self.do(call.name, method)
         except TrajectoryLost as lost:
             cause = lost.__cause__ or lost
-            mistake = mistake_of(cause, self.world.made, call.arguments)
+            mistake = mistake_of(cause, self.world.made)
             if mistake is None:
                 raise
             raise mistake from cause

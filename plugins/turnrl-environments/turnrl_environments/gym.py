@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
-from turnrl.agent.mistakes import is_of_threads, mistake_of
+from turnrl.agent.mistakes import mistake_of
 from turnrl.plugin.errors import in_short, is_flag, kind_of
 from turnrl.plugin.hooks import named
 from turnrl_environments.own import OwnEpisode, close
@@ -146,8 +146,8 @@ class Gymnasium(World):
             if "unpack" in str(error) and _raised_by_a_caller(error):
                 raise self._wrong_form(in_short(error)) from error
             own = type(getattr(environment, "unwrapped", environment))
-            mistake = mistake_of(error, own, [action])
-            if mistake is None or is_of_threads(error):
+            mistake = mistake_of(error, own)
+            if mistake is None:
                 raise
             raise mistake from error
         if not isinstance(values, tuple | list) or len(values) != 5:
