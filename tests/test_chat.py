@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -308,9 +309,9 @@ def test_the_error_for_a_forgetful_template_suggests_its_familys_bundled_one(tok
 
 def test_an_unknown_forgetful_template_is_refused_for_changing_earlier_messages(tokenizer):
     with pytest.raises(RecipeError, match=r"appending a message changes.*chat_template: qwen3, wh"):
-        ChatFormat(tokenizer(FORGETFUL_TEMPLATE))  # which otherwise writes the same
+        ChatFormat(tokenizer(FORGETFUL_TEMPLATE))
     other = FORGETFUL_TEMPLATE.replace("<|im_start|>", "<|im_end|>")
-    with pytest.raises(RecipeError, match=r"appending a message changes.*Give a plain one in"):
+    with pytest.raises(RecipeError, match=r"appending a message changes.*Give one that keeps it"):
         ChatFormat(tokenizer(other))
 
 
@@ -320,51 +321,25 @@ JSON_RESULTS = CHATML.replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "role", "advice"),
-    [
-        # a bundled one writes the same, but for the results
+def test_the_refusal_of_a_role_names_what_works(tokenizer):
+    for template, role, advice in (
         (JSON_RESULTS, "tool", "does not write .* once. Set model.policy.chat_template: qwen3, wh"),
-        (
-            JSON_RESULTS.replace("<|im_start|>", "<|im_end|>"),
-            "tool",
-            r"Give one that takes them in model\.policy\.chat_template, or one of qwen3, .*, which "
-            r"come with turnrl, or take a segmenter whose results are the user's, such as TwoTurn",
-        ),
         (
             "{{ raise_exception('no tools.') if messages[-1]['role'] == 'tool' }}" + ZEPHYR,
             "tool",
-            r"user, assistant, tool: no tools\. Give .* or take a segmenter whose results",
+            r"user, assistant, tool: no tools\. Give .* Or take a segmenter whose results",
         ),
         (
             "{{ raise_exception('System role not supported') if messages[0]['role'] == 'system' }}"
             + ZEPHYR,
             "system",
-            r"Give one that takes them .* or do without a system message",
+            r"Give one that takes them .* Or do without a system message",
         ),
-        # whose family turnrl knows
-        (
-            "{{ raise_exception('System role not supported') if messages[0]['role'] == 'system' }}"
-            "{# Conversation roles must alternate user/assistant <start_of_turn> #}" + ZEPHYR,
-            "system",
-            r"supported\. Set model\.policy\.chat_template: gemma, which comes with turnrl",
-        ),
-    ],
-    ids=["twin", "results", "raises", "system", "family"],
-)
-def test_the_refusal_of_a_role_names_what_works(tokenizer, template, role, advice):
-    chat = ChatFormat(tokenizer(template))
-    act = chat.observation if role == "tool" else chat.prompt
-    arguments = ([says(role, "x")], None) if role == "tool" else ([says(role, "x")],)
-    with pytest.raises(RecipeError, match=advice):
-        act(*arguments)
-
-
-def test_only_templates_whose_control_tokens_the_tokenizer_has_are_advised(tokenizer):
-    plain = tokenizer(FORGETFUL_TEMPLATE.replace("<|im_start|>", "<|im_end|>"))
-    plain.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
-    with pytest.raises(RecipeError, match=r"or one of gemma, qwen3, qwen3_5, .*, which come with"):
-        ChatFormat(plain)
+    ):
+        chat = ChatFormat(tokenizer(template))
+        act = partial(chat.observation, after=None) if role == "tool" else chat.prompt
+        with pytest.raises(RecipeError, match=advice):
+            act([says(role, "x")])
 
 
 def test_a_template_that_does_not_exist_is_refused_with_the_nearest_name(tiny_model):

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hostile import cpu_s
 from pages import blocks
 from rollouts import CALL, QUESTION, Brackets, Look
 from runs import make_module
@@ -22,8 +21,7 @@ from turnrl.runs import record
 from turnrl.training.learning import TokenColumns
 from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointError, EndpointServer
-from turnrl_openai.endpoint import Stopped
-from turnrl_openai.reply import Gathered
+from turnrl_openai.reply import read_completion
 from turnrl_rewards.qa import ExactMatch, ToolExecuted
 from turnrl_segmenters import ReAct
 from vendors import Handler, vendor
@@ -60,12 +58,11 @@ def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypa
         ],
         "temperature": 0.0,
         "max_tokens": 512,
-        "stream": True,
     }
     assert server.keys == ["Bearer secret"] * 2
 
 
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
 def test_a_key_never_goes_through_a_proxy_to_this_machine(name, chat, monkeypatch):
     monkeypatch.setenv("VENDOR_KEY", "secret")
     monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -176,93 +173,60 @@ def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatc
     assert "secret" not in str(raised.value)
 
 
-def test_a_response_that_is_not_a_chat_completion_is_reported(chat, monkeypatch):
-    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(b"data: {}\n\n"))
-    message = r"sent '{}', which is not an event of a chat completion"
-    with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match=message):
-        play(server, chat)
-
-
-def gathered(*messages):
-    """What a reply in these pieces says, and whether thoughts are beside it."""
-    reply = Gathered()
-    for message in messages:
-        reply.add({"choices": [{"delta": message}]})
-    return reply.text(), reply.thinks
+def complete(message, ended="stop"):
+    """The reply to this message, as turns hold it."""
+    return read_completion({"choices": [{"message": message, "finish_reason": ended}]})
 
 
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
-PIECES = [
-    {"index": 0, "function": {"name": "look", "arguments": ""}},
-    {"index": 0, "function": {"arguments": '{"query": '}},
-    {"index": 0, "function": {"arguments": '"x"}'}},
-]
+FUNCTION = {"name": "look", "arguments": '{"query": "x"}'}
 
 
-@pytest.mark.parametrize(("messages", "text", "thinks"), [
-    ([{"content": [{"type": "text", "text": "=Pa"}, {"type": "text", "text": "ris"}]}], "=Paris",
-     0),
-    ([{"content": "=Paris", "reasoning_content": "hm"}], "=Paris", 1),
-    ([{"reasoning": "h"}, {"reasoning": "m"}, {"content": "=Paris"}], "=Paris", 1),
-    ([{"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
-                   {"type": "text", "text": "=Paris"}]}], "=Paris", 1),
-    ([{"content": [{"type": "reasoning", "reasoning": "hm"}]}], "<think>hm</think>", 1),
-    ([{"reasoning_content": "hm"}, {"content": ""}], "<think>hm</think>", 1),
-    ([{"content": None, "refusal": "I will not."}], "I will not.", 0),
-    ([{"content": [{"type": "refusal", "refusal": "I will not."}]}], "I will not.", 0),
-    ([{"tool_calls": [piece]} for piece in PIECES], LOOK, 0),
-    ([{"content": "So:"}, {"tool_calls": [{"function": {"name": "look", "arguments":
-        {"query": "x"}}}]}], "So:\n" + LOOK, 0),
-    ([{"function_call": {"name": "look", "arguments": '{"query": "x"}'}}], LOOK, 0),
-    ([{"tool_calls": [{"index": n, "function": {"name": "look", "arguments": '{"query": "x"}'}}
-                      for n in (0, 1)]}], f"{LOOK}\n{LOOK}", 0),
-    ([{"content": "\ud83d"}, {"content": "\ude00 \ud800"}], "😀 \ufffd", 0),
-    ([{"content": "=Paris", "reasoning": {"effort": "low"}, "thinking": [1]}], "=Paris", 0),
-    ([{"content": [{"type": "text", "text": "=Paris"}, {"type": "reference", "ids": [1]}]}],
-     "=Paris", 0),
-    ([None, {}, {"content": None}], "", 0),
+@pytest.mark.parametrize(("message", "text", "thinks"), [
+    ({"content": [{"type": "text", "text": "=Pa"}, {"type": "x"}, {"type": "text", "text": "ris"}]},
+     "=Paris", False),
+    ({"content": "=Paris", "reasoning_content": "hm"}, "=Paris", True),
+    ({"content": None, "reasoning": "hm"}, "<think>hm</think>", True),
+    ({"content": None, "refusal": "I will not."}, "I will not.", False),
+    ({"tool_calls": [{"function": FUNCTION}] * 2}, f"{LOOK}\n{LOOK}", False),
+    ({"content": "So:", "tool_calls": [{"function": {**FUNCTION, "arguments": {"query": "x"}}}]},
+     "So:\n" + LOOK, False),
+    ({"content": "\ud83d\ude00 \ud800"}, "😀 \ufffd", False),
+    ({}, "", False),
 ])  # fmt: skip
-def test_what_a_vendor_puts_beside_the_content_is_used(messages, text, thinks):
-    assert gathered(*messages) == (text, bool(thinks))
+def test_what_a_vendor_puts_beside_the_content_is_used(message, text, thinks):
+    assert complete(message) == (text, "stop", thinks)
 
 
-@pytest.mark.parametrize("message", [
-    {"content": 0.5}, {"content": True}, {"content": {"text": "x"}}, {"content": ["x"]},
-    {"content": [{"type": "image_url"}]}, {"content": [{"type": "text", "text": 1}]},
-    {"refusal": 1}, {"tool_calls": "look"}, {"tool_calls": [{"name": "look"}]}, "text", [1],
-    {"content": [{"type": "thinking", "thinking": [1]}]}, {"content": [{"type": []}]},
+@pytest.mark.parametrize("sent", [
+    *({}, {"choices": []}, {"choices": [{"message": "x"}]}, "[" * 50_000, "<html>"),
+    *({"choices": [{"message": message}]} for message in (
+        {"content": 0.5}, {"content": ["x"]}, {"content": [{"type": "text", "text": 1}]},
+        {"tool_calls": [{"name": "look"}]})),
 ])  # fmt: skip
-def test_a_reply_that_holds_no_text_is_named(chat, monkeypatch, message):
-    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(sent))
-    sent = f"data: {json.dumps({'choices': [{'delta': message}]})}\n\n".encode()
+def test_a_response_that_is_not_a_chat_completion_is_named(chat, monkeypatch, sent):
+    data = (sent if isinstance(sent, str) else json.dumps(sent)).encode()
+    monkeypatch.setattr(Handler, "complete", lambda self, _: self.send(data))
     with (
         vendor(lambda *_: "=x") as server,
-        pytest.raises(EndpointError, match=r"sent '.*not an ev"),
+        pytest.raises(EndpointError, match=r"is no chat completion: .* base_url"),
     ):
         play(server, chat)
 
 
-@pytest.mark.parametrize("data", ["[" * 50_000, '{"a":' * 50_000, "9" * 5000, "", "nul"])
-def test_an_event_that_cannot_be_read_is_named(chat, monkeypatch, data):
-    line = f"data: {data}\n\n".encode()
-    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(line))
-    with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match="not an event of a"):
-        play(server, chat)
-
-
-def test_an_error_inside_the_stream_is_asked_again_or_named(chat, monkeypatch):
-    event = Handler.event
+def test_an_error_in_place_of_a_reply_is_asked_again_or_named(chat, monkeypatch):
+    complete = Handler.complete
 
     def fails(self, choice):
         if len(self.server.bodies) <= 2:
             error = {"message": "no room", "code": code}
             error = error | {"object": "error"} if code == 502 else {"error": error}
-            self.wfile.write(f"data: {json.dumps(error)}\n\n".encode())
+            self.send(json.dumps(error).encode())
         else:
-            event(self, choice)
+            complete(self, choice)
 
-    monkeypatch.setattr(Handler, "event", fails)
-    for code in (429, "503", None, 502):  # noqa: B007 - `fails` reads it
+    monkeypatch.setattr(Handler, "complete", fails)
+    for code in (429, None, 502):  # noqa: B007 - `fails` reads it
         with vendor(lambda *_: "=Paris") as server:
             (trajectory,) = play(server, chat)
         assert (trajectory.answer, len(server.bodies)) == ("Paris", 3)
@@ -275,115 +239,44 @@ def test_an_error_inside_the_stream_is_asked_again_or_named(chat, monkeypatch):
 
 
 def test_a_reply_is_read_up_to_a_size(chat, monkeypatch):
-    long = b"data: " + b"x" * 100_000
-    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(long * 200))
+    monkeypatch.setattr(Handler, "complete", lambda self, _: self.send(b"x" * (2**24 + 9)))
     with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match="more than 16,777"):
         play(server, chat)
 
 
-def test_a_server_that_does_not_stream_is_read_too(chat, monkeypatch):
-    def whole(self):
-        choice = {"message": {"content": "=Paris"}, "finish_reason": "stop"}
-        body = json.dumps({"choices": [choice]}).encode()
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.end_headers()
-        self.wfile.write(body)
-
-    monkeypatch.setattr(Handler, "do_POST", whole)
-    with vendor(None) as server:
-        (trajectory,) = play(server, chat)
-    assert trajectory.answer == "Paris"
-
-
-def test_only_a_line_break_ends_a_line_of_a_stream(chat, monkeypatch):
-    def raw(self, choice):
-        data = json.dumps({"choices": [choice]}, ensure_ascii=False)
-        self.wfile.write(f"data: {data}\r\n\r\n".encode())
-
-    monkeypatch.setattr(Handler, "event", raw)
-    text = "=Paris \u2028 \x85 \u2029 Rome"
-    with vendor(lambda *_: text) as server:
-        (trajectory,) = play(server, chat)
-    assert trajectory.turns[0].text == text
-
-
-def test_a_stop_string_is_found_across_pieces_in_time_that_grows_with_the_reply():
-    for parts, ends in [
-        (["ab", "<e", "nd", ">x"], 7), (["<end>"], 5), (["<en", "d", "<end>"], 9), (["]<end>"], 1),
-        (["<end"], None), (["<", "e", "n", "d", ">"], 5), (["", "a", "]"], 2),
-    ]:  # fmt: skip
-        text = Stopped(("<end>", "]"))
-        for piece in parts:
-            text.add(piece)
-            if text.ends is not None:
-                break
-        assert text.ends == ends, parts
-    text = Stopped(("<end>",))
-    assert cpu_s(lambda: [text.add("<") for _ in range(100_000)]) < 1.0
-
-
 def test_the_reasoning_of_a_vendor_is_said_once(chat, monkeypatch, caplog):
-    event = Handler.event
-    monkeypatch.setattr(
-        Handler, "event",
-        lambda self, choice: event(self, choice | {"delta": choice["delta"] | {"reasoning": "h"}}),
-    )  # fmt: skip
+    complete = Handler.complete
+
+    def thinks(self, choice):
+        complete(self, {"message": {**choice["message"], "reasoning": "hm"}})
+
+    monkeypatch.setattr(Handler, "complete", thinks)
     with vendor(lambda *_: "=x") as server:
         play(server, chat, size=3)
     assert caplog.text.count("sends its reasoning beside its replies") == 1
 
 
-@pytest.mark.parametrize("reply", ["", "=Pa"])
-def test_a_reply_that_the_server_withheld_is_not_a_wrong_answer(chat, monkeypatch, reply):
-    event = Handler.event
+def test_the_reason_why_a_reply_ended_decides_what_it_is(chat, monkeypatch):
+    complete = Handler.complete
 
-    def filtered(self, choice):
-        ended = choice.get("finish_reason") and "content_filter"
-        event(self, choice | {"finish_reason": ended})
+    def ends(self, choice):
+        again = len(self.server.bodies) > 1
+        complete(self, choice if again else choice | {"finish_reason": why})
 
-    monkeypatch.setattr(Handler, "event", filtered)
+    monkeypatch.setattr(Handler, "complete", ends)
+    asked = []
+    for why in ("COMPLETE", "eos_token", "max_tokens", "abort"):  # noqa: B007 - `ends` reads it
+        with vendor(lambda *_: "=Paris") as server:
+            (trajectory,) = play(server, chat)
+        asked.append((trajectory.answer, trajectory.turns[0].cut, len(server.bodies)))
+    # an unfinished reply is asked for again
+    assert asked == [*[("Paris", False, 1)] * 2, (None, True, 1), ("Paris", False, 2)]
+    why = "content_filter"
     with (
-        vendor(lambda *_: reply) as server,
+        vendor(lambda *_: "=Pa") as server,
         pytest.raises(EndpointError, match=r"ended a reply with 'content_filter', .* Leave the"),
     ):
         play(server, chat)
-
-
-@pytest.mark.parametrize("ending", [
-    *("tool_calls", "function_call", "eos_token", "stop_sequence"),
-    *("end_turn", "COMPLETE", "STOP", "model_length", "max_tokens"),
-])  # fmt: skip
-def test_replies_with_unusual_finish_reasons_count_as_complete(
-    chat,
-    monkeypatch,
-    ending,
-):
-    event = Handler.event
-
-    def ends(self, choice):
-        event(self, choice | {"finish_reason": choice.get("finish_reason") and ending})
-
-    monkeypatch.setattr(Handler, "event", ends)
-    with vendor(lambda *_: "=Paris") as server:
-        (trajectory,) = play(server, chat)
-    cut = ending in ("model_length", "max_tokens")
-    assert (trajectory.answer, trajectory.turns[0].cut) == (None if cut else "Paris", cut)
-
-
-@pytest.mark.parametrize("ending", ["error", "abort", "insufficient_system_resource"])
-def test_a_reply_that_the_server_could_not_finish_is_asked_for_again(chat, monkeypatch, ending):
-    event = Handler.event
-
-    def ends(self, choice):
-        broken = choice.get("finish_reason") and len(self.server.bodies) == 1
-        event(self, choice | ({"finish_reason": ending} if broken else {}))
-
-    monkeypatch.setattr(Handler, "event", ends)
-    with vendor(lambda *_: "=Paris") as server:
-        (trajectory,) = play(server, chat)
-    assert (trajectory.answer, len(server.bodies)) == ("Paris", 2)
 
 
 def test_no_more_requests_are_under_way_than_the_server_takes(chat):

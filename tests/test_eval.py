@@ -434,7 +434,7 @@ def test_the_servers_can_be_in_their_own_recipe(recipe, capitals, capsys):
     [
         (lambda *_: 503, r"'big' at http\S+ does not answer .* Start it, correct base_url"),
         (lambda *_: 401, r"OPENAI_API_KEY is not set \(api_key_env\)"),
-        (None, r"answered with text/html, which is not a stream of events. Correct base_url"),
+        (None, r"sent '<h1>It works!</h1>', which is no chat completion"),
     ],
 )
 def test_a_server_that_cannot_be_scored_is_named(recipe, capsys, monkeypatch, says, message):

@@ -54,8 +54,7 @@ from turnrl.plugin.errors import PluginError, TrajectoryLost
 from turnrl.rewards.functions import rewards_of
 from turnrl.rewards.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import ScriptedEngine
-from turnrl.types import Notes, ToolSession
-from turnrl.watch.recorder import rows
+from turnrl.types import ToolSession
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
 
@@ -600,7 +599,6 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
     del seen["prompts"]
     assert seen.pop("completion_ids") == [[]]
     assert callable(seen.pop("log_metric"))
-    assert callable(seen.pop("log_extra"))
     assert seen == {
         "answer": [4],
         "gold": [5.5],
@@ -657,59 +655,36 @@ def test_fit_refuses_a_row_without_a_column_before_it_begins(recipe, capsys):
     assert not [*Path("runs").rglob("metrics.csv")]
 
 
-def noting(completions, log_metric, log_extra, **columns):
+def noting(completions, log_metric, **columns):
     log_metric("length", len(completions))
     log_metric("length", 0)
-    log_extra("last", [messages[-1]["content"] for messages in completions])
     return [1.0] * len(completions)
 
 
-def test_values_that_a_function_logs_become_metrics_and_record_columns():
-    other = [dataclasses.replace(attempt, question=Question("q2", "Who?", NL)) for attempt in GROUP]
-    groups = score_groups([GROUP, other[:1]], rewards_of([noting]))
-    assert [group.extra for group in groups] == [
-        ({"last": "it is NL"}, {"last": "no idea"}),
-        ({"last": "it is NL"},),
-    ]
-    assert [group.logged for group in groups] == [{"length": 1.5}] * 2  # (3 + 0) / 2
-    assert group_tallies(groups, rewards_of([noting]))["log/length"] == Tally(4.5, 3)
-    row, _ = rows([groups[0]], [None], "val", 0, 0)
-    assert json.loads(row["extra"]) == {"last": "it is NL"}
-
-
-class Length(OutcomeReward):
+class Longest(OutcomeReward):
     def prepare(self, trajectories, policy):
-        lengths = [len(trajectory.turns) for trajectory in trajectories]
-        return Notes({"longest": max(lengths)}, {"turns": lengths})
+        return {"longest": max(len(trajectory.turns) for trajectory in trajectories)}
 
     def score(self, trajectory):
         return 0.0
 
 
-def test_any_reward_may_log_metrics_and_extra_columns():
-    (group,) = score_groups([GROUP], [Length(), *rewards_of([noting])])
-    assert group.logged == {"longest": 2, "length": 1.0}
-    assert group.extra == ({"turns": 2, "last": "it is NL"}, {"turns": 1, "last": "no idea"})
-    with pytest.raises(PluginError, match=r"column 'turns' .* so does a reward before"):
-        score_group(GROUP, [Length(), Length()])
+def test_numbers_that_a_reward_logs_become_metrics():
+    other = [dataclasses.replace(attempt, question=Question("q2", "Who?", NL)) for attempt in GROUP]
+    rewards = [Longest(), *rewards_of([noting])]
+    groups = score_groups([GROUP, other[:1]], rewards)
+    # (3 + 0) / 2
+    assert [group.logged for group in groups] == [{"longest": 2, "length": 1.5}] * 2
+    assert group_tallies(groups, rewards)["log/length"] == Tally(4.5, 3)
 
 
-@pytest.mark.parametrize(
-    "notes",
-    [
-        Notes({"a": math.nan}),
-        Notes({}, {"a": [1]}),
-        Notes({}, {"a": "ab"}),
-        Notes([("a", 1.0)]),
-        {"a": 1.0},
-    ],
-)
-def test_notes_that_are_not_well_formed_are_named(notes):
-    class Odd(Length):
+@pytest.mark.parametrize("figures", [{"a": math.nan}, [("a", 1.0)]])
+def test_what_is_not_numbers_by_name_is_refused(figures):
+    class Odd(Longest):
         def prepare(self, trajectories, policy):
-            return notes
+            return figures
 
-    with pytest.raises(PluginError, match=r"gave .* from prepare.*Notes"):
+    with pytest.raises(PluginError, match=r"gave .* from prepare.* numbers by name"):
         score_group(GROUP, [Odd()])
 
 
@@ -726,8 +701,11 @@ def sized(completions: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("def f(completions, log_extra): log_extra('a', [1])", "a value for each of the 2 complet"),
-        ("def f(completions, log_metric): log_metric('a', 'b')", "Give a name and a finite number"),
+        ("def f(completions, log_extra): pass", "takes 'log_extra', which is not a column"),
+        (
+            "def f(completions, log_metric): log_metric('a', 'b')",
+            r"the function f .*raised ValueError",
+        ),
         (
             "def f(trajectory): return 'good'",
             "the function f returned 'good', which is not a finite",
@@ -735,13 +713,10 @@ def sized(completions: Any) -> list[float]:
         ("def f(trajectory): pass", "the function f returned None, which is not a finite number"),
         ("def f(trajectory): return 1 / 0", r"the function f on question 'q1' raised ZeroDivision"),
         ("def f(trajectory, nowhere): pass", "takes 'nowhere', which is not a column of .*level"),
-        ("def f(completions): return [1.0]", "returned 1 numbers for 2 completions"),
-        ("def f(completions): return 1.0", "returned a float for 2 completions"),
+        ("def f(completions): return [1.0]", r"returned \[1.0\] for 2 completions"),
+        ("def f(completions): return 1.0", "returned 1.0 for 2 completions"),
         ("def f(completions): return ['a', 'b']", "returned 'a', which is not a finite number"),
         ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
-        ("def f(completions, trainer_state): pass", "f takes 'trainer_state', which only TRL's"),
-        ("def f(completions, environments): pass", "Write 'environments=None' if the function can"),
-        ("def f(environments, **rest): pass", "as its get_reward, and add EnvironmentOutcome"),
         ("async def f(trajectory): pass", "f is async, which only a reward of a batch may be"),
         ("f = lambda trajectory: 1.0", r"rewards\[0\]: .*lambda.* is not a function with a name"),
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),

@@ -15,7 +15,6 @@ from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
 SEGMENTERS = {
     "ReAct": ReAct(),
-    "ReAct, lenient": ReAct(lenient=True),
     "ReAct, thought opened": ReAct(think="opened"),
     "SearchR1": SearchR1(),
     "TwoTurn": TwoTurn(),

@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import re
-import threading
 
 import pytest
 from hypothesis import given
@@ -16,9 +15,7 @@ from rollouts import Look
 from trajectories import ids_of, observed
 from turnrl import Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
 from turnrl.agent.chat import ChatFormat
-from turnrl.rewards.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
-from turnrl_rewards.qa import AnswerRetrieved, ToolExecuted, WellFormed
 from turnrl_segmenters import ReAct, SearchR1
 
 QUESTION = Question("q1", "What is the time zone of Utrecht?", ("Europe/Amsterdam",))
@@ -31,10 +28,9 @@ SEARCH = ToolCall("search", {"query": "Utrecht"})
 LIMA = ToolCall("search", {"query": "Lima"})
 
 EVERY = [
-    ReAct(answer=answer, think=think, lenient=lenient)
-    for answer, think, lenient in itertools.product(
-        ("tag", "boxed", "plain"), ("required", "optional", "opened"), (False, True)
-    )
+    ReAct(answer=answer, think=think)
+    for answer in ("tag", "boxed", "plain")
+    for think in ("required", "optional", "opened")
 ]
 
 
@@ -63,7 +59,7 @@ def read_back(segmenter, reading, results=None):
     (THOUGHT + "So: <answer>\nEurope\n</answer>\n", Reading(answer="Europe")),
 ])  # fmt: skip
 def test_a_turn_in_good_form_is_a_thought_then_calls_or_an_answer(text, reading):
-    assert ReAct().read(text, 0, False) == ReAct(lenient=True).read(text, 0, False) == reading
+    assert ReAct().read(text, 0, False) == reading
 
 
 BOX = "\\boxed{Europe/Amsterdam}"
@@ -151,16 +147,13 @@ INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
      "tool_response is not yours to write; text after the tool call"),
 ])  # fmt: skip
 def test_a_turn_in_bad_form_is_answered_with_its_mistake_and_still_acts(text, calls, answer, error):
-    for segmenter in (ReAct(), ReAct(lenient=True)):
-        reading = segmenter.read(text, 0, False)
-        assert (reading.calls, reading.answer) == (calls, answer)
-        assert reading.format_error is not None
-        assert reading.format_error.startswith(error)
-        wanted = [("tool", "found")] * len(calls)
-        assert read_back(segmenter, reading) == [
-            *wanted,
-            ("user", f"Format error: {reading.format_error}."),
-        ]
+    reading = ReAct().read(text, 0, False)
+    assert (reading.calls, reading.answer) == (calls, answer)
+    assert reading.format_error is not None
+    assert reading.format_error.startswith(error)
+    wanted = [("tool", "found")] * len(calls)
+    complaint = ("user", f"Format error: {reading.format_error}.")
+    assert read_back(ReAct(), reading) == [*wanted, complaint]
 
 
 def broken(old: str, new: str) -> str:
@@ -168,110 +161,22 @@ def broken(old: str, new: str) -> str:
     return BODY.replace(old, new)
 
 
-QUOTES = "single quotes, where JSON has double ones"
-PYTHON = "True, False or None, where JSON has true, false or null"
-STRING = "the arguments are JSON in a string, not an object"
-MENDED = [
-    (broken('"}}', '",}}'), "a trailing comma"),
-    (BODY[:-1] + ", }", "a trailing comma"),
-    (BODY.replace('"', "'"), QUOTES),
-    (BODY.replace('"', "'")[:-1] + ",}", f"{QUOTES}; a trailing comma"),
-    (f"```json\n{BODY}\n```", "code fences around the JSON"),
-    (f"```{BODY}```", "code fences around the JSON"),
-    (broken("arguments", "args"), '"args", which must be called "arguments"'),
-    (broken("arguments", "parameters"), '"parameters", which must be called "arguments"'),
-    (broken('{"query": "Utrecht"}', r'"{\"query\": \"Utrecht\"}"'), STRING),
-]
-
-
-@pytest.mark.parametrize(("body", "slip"), MENDED)
-def test_a_call_of_bad_form_is_mended_if_lenient_and_fails_otherwise_with_the_same_words(
-    body, slip
-):
-    text = f"{THOUGHT}<tool_call>{body}</tool_call>{OTHER}"
-    strict = ReAct().read(text, 0, False)
-    assert strict == Reading((ToolCall("", error=slip), LIMA), format_error=slip)
-    assert read_back(ReAct(), strict) == [("tool", slip), ("tool", "found")]
-    lenient = ReAct(lenient=True).read(text, 0, False)
-    mended = ToolCall("search", {"query": "Utrecht"}, mended=slip)
-    assert lenient == Reading((mended, LIMA), format_error=slip)
-    assert read_back(ReAct(lenient=True), lenient) == [
-        *[("tool", "found")] * 2,
-        ("user", f"Format error: {slip}."),
-    ]
-    # what is cut is never mended
-    assert ReAct(lenient=True).read(text, 0, True) == strict
-
-
-@pytest.mark.parametrize(("body", "arguments", "slip"), [
-    ("{'a': True, 'b': [None, False]}", {"a": True, "b": [None, False]}, f"{QUOTES}; {PYTHON}"),
-    ('{"a": None}', {"a": None}, PYTHON),
-    ("{'a': 'it\\'s \"so\" True,}'}", {"a": 'it\'s "so" True,}'}, QUOTES),
-    ('{"a": "it\'s None, ]", }', {"a": "it's None, ]"}, "a trailing comma"),
-])  # fmt: skip
-def test_lenient_parsing_mends_only_text_outside_strings(body, arguments, slip):
-    text = f'<tool_call>{{"name": "x", "arguments": {body}}}</tool_call>'
-    (call,) = ReAct(lenient=True).read(text, 0, False).calls
-    assert call == ToolCall("x", arguments, mended=slip)
-    assert ReAct().read(text, 0, False).calls == (ToolCall("", error=slip),)
-
-
-@pytest.mark.parametrize(("tail", "calls", "lenient"), [
-    (BODY, [None], "tool_call is not closed"),
-    (f"{BODY}<tool_call>\n{BODY}</tool_call>", [None, SEARCH], "tool_call is not closed"),
-    (BODY.replace('"', "'"), [None], f"tool_call is not closed; {QUOTES}"),
-    (BODY[:-1], [None], None),
-    (f"{BODY}\n{ANSWER}", [None], None),
-])  # fmt: skip
-def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, calls, lenient):
-    text = f"{THOUGHT}<tool_call>{tail}"
-    strict = ReAct().read(text, 0, False)
-    assert [c.name and c for c in strict.calls] == [c or "" for c in calls]
-    assert strict.calls[0].error in ("tool_call is not closed", lenient)
-    call = ReAct(lenient=True).read(text, 0, False).calls[0]
-    assert (call.name, call.mended) == (("search", lenient) if lenient else ("", None))
-    assert [call.name for call in ReAct(lenient=True).read(text, 0, True).calls] == [
-        call.name for call in strict.calls
-    ]
-
-
 @pytest.mark.parametrize(("body", "error"), [
-    ("", "bad JSON at character 0"),
-    ("search Utrecht", "bad JSON at character 0"),
     (BODY[:-1], f"bad JSON at character {len(BODY) - 1}"),
-    (broken('"Utrecht"', '"the "city" of Utrecht"'), "bad JSON at character 48"),
-    (BODY + BODY, "more than one call in a tool_call"),
-    (f"{BODY},\n{BODY}", "more than one call in a tool_call"),
-    (f"[{BODY}, {BODY}]", "the call must be a JSON object"),
-    (f"{BODY} I search.", "text after the JSON of the call"),
-    ('{"name": "search"}', 'the call must have "name" and "arguments"'),
-    ('{"name": "search", "query": "x"}', 'the call must have "name" and "arguments"'),
-    (broken('"name"', '"tool"'), 'the call must have "name" and "arguments"'),
-    (broken("}}", '}, "id": 1}'),
-     'the call has "id" beside "name" and "arguments"; leave it out'),
-    (broken('"search"', "7"), '"name" must be a tool name'),
-    (broken('{"query": "Utrecht"}', '"Utrecht"'), '"arguments" must be an object'),
-    (broken('{"query": "Utrecht"}', '["Utrecht"]'), '"arguments" must be an object'),
-    ('[["name", "search"], ["arguments", "{}"]]', "the call must be a JSON object"),
-    ('{"name": "a", "name": "b", "arguments": "{}"}', "bad JSON: a key stands twice in an"),
-    ('{"name": "a", "arguments": "{}, \\"name\\": \\"b\\""}', '"arguments" must be an obj'),
-    (broken('"Utrecht"', "NaN"), "bad JSON: NaN, Infinity, or a number too large for any"),
-    (broken('"Utrecht"', "1e999"), "bad JSON: NaN, Infinity, or a number too large for any"),
-    (broken('"Utrecht"', "9" * 5000), "bad JSON: a number is too long"),
-    (broken("Utrecht", r"\ud800"), "bad JSON: half a surrogate pair is not text"),
-    (broken("Utrecht", "\ud800"), "bad JSON: half a surrogate pair is not text"),
+    (BODY + BODY, f"bad JSON at character {len(BODY)}"),
+    (broken("arguments", "args"), 'the call must have "name" and "arguments"'),
     ("[" * 100_000, "the call is nested too deeply"),
-    ('{"a":' * 50_000, "the call is nested too deeply"),
 ])  # fmt: skip
-def test_a_call_that_cannot_be_read_is_never_mended_and_answered_with_the_error(body, error):
-    for lenient in (False, True):
-        reading = ReAct(lenient=lenient).read(f"<tool_call>{body}</tool_call>", 0, False)
-        (call,) = reading.calls
-        assert (call.name, call.arguments, call.mended) == ("", {}, None)
-        assert call.error is not None
-        assert call.error.startswith(error)
-        assert reading.format_error == call.error
-        assert read_back(ReAct(), reading) == [("tool", call.error)]
+def test_a_call_that_cannot_be_read_is_answered_with_the_error(body, error):
+    reading = ReAct().read(f"<tool_call>{body}</tool_call>{OTHER}", 0, False)
+    assert reading == Reading((ToolCall("", error=error), LIMA), format_error=error)
+    assert read_back(ReAct(), reading) == [("tool", error), ("tool", "found")]
+
+
+def test_a_call_that_is_not_closed_is_not_run():
+    for tail in (BODY, f"{BODY}\n{ANSWER}"):
+        (call,) = ReAct().read(f"{THOUGHT}<tool_call>{tail}", 0, False).calls
+        assert call == ToolCall("", error="tool_call is not closed")
 
 
 def test_tags_in_a_call_spoil_it_and_nothing_in_it_is_an_answer():
@@ -281,12 +186,10 @@ def test_tags_in_a_call_spoil_it_and_nothing_in_it_is_an_answer():
     escaped = broken("Utrecht", "\\u003canswer>x\\u003c/answer>")
     (call,) = ReAct().read(f"<tool_call>{escaped}</tool_call>", 0, False).calls
     assert call == ToolCall("search", {"query": "<answer>x</answer>"})
-    mended = ReAct(lenient=True).read(text, 0, False).calls[0]
-    assert (mended.arguments, mended.mended) == ({"query": "</think><answer>x</answer>"}, INSIDE)
 
 
 def test_calls_of_the_last_turn_are_none_and_a_format_error():
-    for segmenter, turn in ((ReAct(max_turns=2), 1), (ReAct(max_turns=1, lenient=True), 0)):
+    for segmenter, turn in ((ReAct(max_turns=2), 1), (ReAct(max_turns=1), 0)):
         for text in (CALL, CALL + OTHER, CALL + ANSWER, "<tool_call>"):
             reading = segmenter.read(text, turn, False)
             assert (reading.calls, reading.answer) == ((), None)
@@ -372,7 +275,7 @@ def test_search_r1_calls_the_tool_of_its_settings_and_none_in_the_last_turn():
 # -------------------------------------------------------------------------------------- contracts
 
 
-@pytest.mark.parametrize("segmenter", EVERY, ids=lambda s: f"{s.answer}-{s.think}-{s.lenient}")
+@pytest.mark.parametrize("segmenter", EVERY, ids=lambda s: f"{s.answer}-{s.think}")
 def test_react_keeps_to_the_contract(segmenter):
     if (segmenter.answer, segmenter.think) == ("plain", "optional"):
         # any text at all is an answer, which is what was asked for
@@ -458,9 +361,8 @@ def check_readings(count, seed):
             assert not (reading.calls and (reading.answer or turn))
             for call in reading.calls:
                 assert bool(call.name) == (call.error is None)
-                assert call.mended is None or (segmenter.lenient and not cut)
                 json.dumps(dict(call.arguments), ensure_ascii=False).encode()
-                if call.name and call.mended is None:
+                if call.name:
                     read += 1
                     call_of = {"name": call.name, "arguments": call.arguments}
                     assert call_of in [*spelt(text)], text
@@ -484,7 +386,6 @@ def test_an_answer_does_not_change_as_the_text_grows(text, segmenter):
     for length in range(0, len(text), max(3, len(text) // 20)):
         part = segmenter.read(text[:length], 0, True)
         assert part.answer is None or part.answer == whole.answer
-        assert all(call.mended is None for call in part.calls)
 
 
 # --------------------------------------------------------------------------------------- rollouts
@@ -550,28 +451,19 @@ def test_the_error_for_a_template_without_tools_suggests_a_bundled_one(tiny_mode
         RecipeError, match=r"does not\. Set model\.policy\.chat_template: qwen3, which"
     ):
         rollout.check(plain)
-    named = ChatFormat(Policy(str(tiny_model), chat_template="qwen3").build().tokenizer)
-    rollout.check(named)
-    # and that one is as good as its own: without tools it writes the same
-    messages = SearchR1().prompt(QUESTION, [Search()])
-    assert named.prompt(messages) == plain.prompt(messages)
-    # for another markup, those are named whose control tokens the tokenizer has
+    rollout.check(ChatFormat(Policy(str(tiny_model), chat_template="qwen3").build().tokenizer))
     tokenizer = Policy(str(tiny_model)).build().tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
     )
-    with pytest.raises(RecipeError, match=r"Give a file with one that does .*one of qwen3, .*qwq"):
+    with pytest.raises(RecipeError, match=r"Give one that describes them .*come with .*qwen3"):
         rollout.check(ChatFormat(tokenizer))
-    # so is one that takes no system message, which a segmenter may do without
-    refused = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    tokenizer.chat_template = refused + tokenizer.chat_template
-    assert ChatFormat(tokenizer).advice_on_tools(Search()).startswith("Give a file with one that")
 
 
 def test_a_trajectory_consists_of_its_sampled_and_appended_tokens(chat, thinking):
     plain = chat
     for number, text in enumerate(itertools.islice(texts(10_000, 2), 60)):
-        segmenter = [*EVERY, SearchR1(), SearchR1(think="opened")][number % 20]
+        segmenter = [*EVERY, SearchR1(), SearchR1(think="opened")][number % 11]
         chat = thinking if segmenter.opened_thought else plain
         text = text.encode("utf-8", "replace").decode()
         trajectory = play(chat, segmenter, [Search()], *[text or "x"] * 4)
@@ -599,52 +491,6 @@ def test_tags_in_a_result_are_inert(chat):
         assert segmenter.read(result.content, 0, False).calls == ()
         assert segmenter.read(result.content, 0, False).answer is None
         assert trajectory.answer == "Europe/Amsterdam"
-
-
-def test_two_calls_of_a_turn_run_at_the_same_time(chat):
-    both = threading.Barrier(2, timeout=10)
-
-    def wait(query):
-        both.wait()  # which neither passes before the other is there
-        return query
-
-    tools = [Search(wait), Look(wait)]
-    other = OTHER.replace("search", "look")
-    trajectory = play(chat, ReAct(), tools, CALL + other, ANSWER)
-    assert [r.content for r in trajectory.turns[0].results] == ["Utrecht", "Lima"]
-
-
-PAGE = "Utrecht is in the time zone Europe/Amsterdam."
-
-
-def scores(trajectory):
-    """What each bundled reward pays for the first turn, and for the form."""
-    group = score_group([trajectory], [ToolExecuted(1.0), AnswerRetrieved(1.0)])
-    form = score_group([trajectory], [WellFormed(1.0)])
-    return [float(group.turn_rewards[0, 0]), float(form.outcome[0])]
-
-
-@pytest.mark.parametrize("body", [body for body, _ in MENDED])
-def test_a_lenient_reading_lets_the_policy_continue_but_never_earns(chat, body):
-    tools, replies = [Search(lambda query: PAGE)], (f"<tool_call>{body}</tool_call>", ANSWER)
-    good = play(chat, ReAct(lenient=True), tools, CALL, ANSWER)
-    assert scores(good) == [2.0, 1.0]
-    mended = play(chat, ReAct(lenient=True), tools, *replies)
-    assert mended.turns[0].results == (ToolResult(PAGE, ok=False),)
-    assert PAGE in chat.tokenizer.decode(observed(mended, 0))
-    strict = play(chat, ReAct(), tools, *replies)
-    # not by a hair more than the same turn where nothing was lenient
-    assert scores(mended) == scores(strict) == [0.0, 0.5]
-    for name in ("tool_execution", "answer_in_results", "format"):
-        assert curves(mended)[name] == curves(strict)[name] == 0.0
-
-
-def test_a_good_call_next_to_a_mended_one_earns_its_own_reward(chat):
-    slip = f"<tool_call>{MENDED[0][0]}</tool_call>"
-    tools = [Search(lambda query: PAGE)]
-    trajectory = play(chat, ReAct(lenient=True), tools, slip + OTHER, ANSWER)
-    # one of two calls succeeded, and its result has the answer
-    assert scores(trajectory) == [1.5, 0.5]
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -208,13 +208,12 @@ def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(tiny_model, bad)
     assert finding.text.endswith(" (bad.py:11)")
 
 
-def test_a_failure_in_a_reward_ends_with_its_line_or_shows_how_score_is_written(tiny_model, bad):
+def test_a_failure_in_a_reward_is_named_with_its_line(tiny_model, bad):
     module = make_module(tiny_model)
-    module.rewards[:] = [bad.Payless(), bad.Short(), bad.Patient(), *module.rewards]
+    module.rewards[:] = [bad.Payless(), bad.Short(), *module.rewards]
     report = rehearse(module, data())
     assert report["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:15)")
-    assert "score(self, trajectory, turn)" in report["reward Short"].advice
-    assert "async" in report["reward Patient"].text
+    assert "takes 2 positional arguments but 3 were given" in report["reward Short"].text
     assert "learning" not in report
 
 

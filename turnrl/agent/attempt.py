@@ -31,9 +31,6 @@ from turnrl.types import (
 )
 from turnrl.types.streams import stream_seed
 
-REFUSALS = 10
-"""After this many refused actions in an attempt that is over, its player counts as stuck."""
-
 
 @final
 class Attempt:
@@ -64,12 +61,10 @@ class Attempt:
         self.ended_by: Ending | None = None
         self.figures: ToolFigures = {}
         self.fault: Exception | None = None  # the first fault of the world or of the player
-        self.stuck: asyncio.Future[None] | None = None  # done once the player does not stop
         self._calls: tuple[ToolCall, ...] = ()  # answered calls of the last turn
         self._called = 0  # number of calls in the last turn, answered or not
         self._running: set[asyncio.Task[Sequence[ToolResult]]] = set()
         self.sampling = False  # True while a turn is sampled
-        self._refused = 0
 
     @property
     def question(self) -> Question:
@@ -115,19 +110,10 @@ class Attempt:
             raise
 
     async def _refuse_if_over(self) -> None:
-        """Raise the attempt's fault, or `AttemptOver` if the attempt is over.
-
-        A player that catches even that, with a bare `except`, could keep asking for ever and block
-        the event loop. After `REFUSALS` refusals its call never returns, and `let_play` abandons
-        the player.
-        """
+        """Raise the attempt's fault, or `AttemptOver` if the attempt is over."""
         if self.ended_by is None and self.fault is None:
             return
-        self._refused += 1
-        if self._refused > REFUSALS and self.stuck is not None:
-            if not self.stuck.done():
-                self.stuck.set_result(None)
-            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)  # a player that catches even this must not block the others
         raise self.fault or AttemptOver
 
     def no_room(self, tokens: int) -> DataError:

@@ -28,7 +28,6 @@ from turnrl.agent.messages import (
 )
 from turnrl.agent.templates import (
     control_texts,
-    dice_call,
     is_bracketed,
     marked,
     opened_thought,
@@ -73,17 +72,11 @@ class ChatFormat:
     Args:
         tokenizer: The policy's tokenizer, with a chat template.
     Raises:
-        RecipeError: If appending a message changes what the template rendered before, or the
-            template writes random text.
+        RecipeError: If appending a message changes what the template rendered before.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        if dice := dice_call(str(tokenizer.chat_template)):
-            raise self._fault(
-                f"writes random text ({dice}), so no prompt could be rendered again. Give one "
-                "without it in model.policy.chat_template."
-            )
         self._markup = lru_cache(_SHAPES)(self._find_markup)
         self._between = lru_cache(_SHAPES)(self._find_between)
         self._mark = cache(self._ids)
@@ -246,11 +239,9 @@ class ChatFormat:
             limit -= max(1, self.count(safe) - tokens)
         return safe
 
-    def advice_on_tools(self, tool: ToolSpec) -> str:
-        """Advice for a template that describes no tools."""
-        advice = "Give a file with one that does in model.policy.chat_template"
-        does = "and describes tools"
-        return substitute(self.tokenizer, advice, does, schemas=[tool_schema(tool)])
+    def advice(self, does: str) -> str:
+        """Advice to take another template, which `does` something that this one does not."""
+        return substitute(self._source, f"Give one that {does} in model.policy.chat_template")
 
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = [*self._mark(markup[0], goes_on=goes_on)]
@@ -371,21 +362,18 @@ class ChatFormat:
 
     def _refuse(self, text: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
-        advice = "Give a plain one in model.policy.chat_template"
         what = "is not prefix-preserving: appending a message changes what came before"
         change = f"{text[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
-        kept = substitute(self.tokenizer, advice, "and keeps it")
-        raise self._fault(f"{what} (it renders {change}). {kept}")
+        raise self._fault(f"{what} (it renders {change}). {self.advice('keeps it')}")
 
-    def _advice(self, roles: Sequence[str]) -> str:
-        """Advice for a template that does not take messages of these roles."""
-        advice = "Give one that takes them in model.policy.chat_template"
+    def _advice_on(self, roles: Sequence[str]) -> str:
+        """Advice on a template that does not take messages of these roles."""
         ways = {
-            "tool": "take a segmenter whose results are the user's, such as TwoTurn or SearchR1",
-            "system": "do without a system message (instructions of the segmenter)",
+            "tool": " Or take a segmenter whose results are the user's, such as TwoTurn.",
+            "system": " Or do without a system message (instructions of the segmenter).",
         }
-        otherwise = "".join(f", or {way}" for role, way in ways.items() if role in roles)
-        return substitute(self.tokenizer, advice, "and takes them", otherwise)
+        otherwise = (way for role, way in ways.items() if role in roles)
+        return self.advice("takes them") + "".join(otherwise)
 
     def _fault(self, what: str) -> RecipeError:
         return RecipeError(f"the chat template of {self.tokenizer.name_or_path!r} {what}")
@@ -402,7 +390,7 @@ class ChatFormat:
             if not mark or mark in text:
                 kinds = ", ".join(map(role_of, roles))
                 what = f"does not write the text of each message of {kinds} once"
-                raise self._fault(f"{what}. {self._advice(roles)}")
+                raise self._fault(f"{what}. {self._advice_on(roles)}")
             self._trims[shape] = not before.endswith(_SPACE)
             pieces.append(before.removesuffix(_SPACE))
             text = text.removeprefix(_SPACE)
@@ -419,7 +407,7 @@ class ChatFormat:
         except Exception as error:
             roles = [message["role"] for message in messages]
             what = f"fails on messages of {', '.join(roles)}: {str(error).rstrip('.')}"
-            raise self._fault(f"{what}. {self._advice(roles)}") from error
+            raise self._fault(f"{what}. {self._advice_on(roles)}") from error
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
         if goes_on:

@@ -79,17 +79,13 @@ class Driver(ABC):
                 f"{opens or 'no thought'} at the end of {where}. Leave out think: opened, "
                 "or set model.policy.chat_template to one that opens it."
             )
-        ways = ["set model.policy.chat_template to one that opens no thought"]
-        settable = hasattr(self.plugin, "think")
-        if opens == "<think>":
-            known = "take ReAct, SearchR1 or Action with think: opened"
-            ways.insert(0, "set think: opened in the segmenter" if settable else known)
-        if not settable:
-            ways.append(f"set opened_thought = {opens!r} in its class if it reads such turns")
+        own = f"set opened_thought = {opens!r} in its class if it reads such turns"
+        settable = "set think: opened in the segmenter (ReAct, SearchR1 and Action have it)"
         return (
             f"the chat template opens a thought with {opens} at the end of {where}, and "
             f"{self.name} reads turns that begin outside of one, so it would do what the policy "
-            f"only considers. To fix it, {', or '.join(ways)}."
+            f"only considers. To fix it, {settable if opens == '<think>' else own}, or set "
+            "model.policy.chat_template to one that opens no thought."
         )
 
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
-from turnrl.agent.attempt import REFUSALS, Attempt
+from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
@@ -89,27 +88,15 @@ async def let_play(player: Player, attempt: Attempt) -> None:
 async def _played(
     play: Coroutine[object, object, str | None], attempt: Attempt, what: str
 ) -> str | None:
-    """Run `play` and return its result once its calls have ended too. It runs in a task of its own,
-    so that the attempt can abandon a player that does not stop."""
-    attempt.stuck = asyncio.get_running_loop().create_future()
+    """Run `play` in a task of its own, and return its result once its calls have ended too."""
     task = asyncio.ensure_future(play)
-    ended_or_stuck: list[asyncio.Future[Any]] = [task, attempt.stuck]
-    first = asyncio.FIRST_COMPLETED
     try:
-        await asyncio.wait(ended_or_stuck, return_when=first)
+        await asyncio.wait([task])
         await attempt.calls_ended()
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):  # a player that goes on even so is abandoned
-            await asyncio.wait(ended_or_stuck, return_when=first, timeout=_LEAVE_S)
-        if not task.done():
-            _never_delete(task)
-    if not task.done():
-        raise PluginError(
-            f"{what} went on after {REFUSALS} refused actions: the attempt was over, and it "
-            "caught the turnrl.AttemptOver that ends it. Write `except Exception:` in place of a "
-            "bare `except:`."
-        )
+            await asyncio.wait([task], timeout=_LEAVE_S)
     if task.cancelled():
         raise PluginError(f"{what} was cancelled by a task of its own. Fix the player.")
     try:
@@ -121,10 +108,3 @@ async def _played(
         if others is None:
             return None
         raise first_error(others) from None
-
-
-def _never_delete(task: asyncio.Future[Any]) -> None:
-    """Keep the task of a player that does not stop, even while Python shuts down. Python ends a
-    coroutine before it deletes it, and this one catches even that: without an event loop it would
-    keep asking for ever, and the program would never end."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))

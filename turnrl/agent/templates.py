@@ -1,9 +1,8 @@
 """Chat templates: the bundled ones, and whatever a template does besides writing messages: it
-writes control tokens, and may look for texts, open a thought, read the clock or throw dice.
+writes control tokens, and may look for texts, open a thought, or read the clock.
 
 A prompt has to be the same in training, after a resume and in `ask`, on whatever day they run. So
-templates are rendered with a clock that stands still (`with_fixed_clock`), and one that writes
-random text is refused.
+templates are rendered with a clock that stands still.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import ast
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -58,10 +57,6 @@ _CLOCK_MACRO = (
     + "".join(f" | replace({form!r}, {CLOCK.strftime(form)!r})" for form in _DIRECTIVES)
     + " }}{% endmacro %}\n"
 )
-_DICE = re.compile(r"(?:\||\bfilter\b)\s*random\b|\bmap\(\s*['\"]random\b|\blipsum\s*\(")
-
-_CONTROL = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]")
-"""Control tokens, as the bundled templates write them."""
 
 
 def read_template(name: str) -> str:
@@ -92,72 +87,30 @@ def render(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: list[Any] | None = None,
-    template: str | None = None,
 ) -> str:
-    """Messages as a chat template writes them, up to where the assistant speaks.
+    """Messages as the chat template writes them, up to where the assistant speaks.
 
     Args:
         tokenizer: It has the template and the special tokens.
         messages: The conversation.
         tools: Schemas of tools to describe.
-        template: A template to take in place of the tokenizer's own.
     """
-    own = template or tokenizer.get_chat_template(None, tools)
-    options: dict[str, Any] = {"chat_template": with_fixed_clock(own), "tools": tools}
-    options |= {"tokenize": False, "add_generation_prompt": True}
+    options: dict[str, Any] = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
+    options["chat_template"] = with_fixed_clock(tokenizer.get_chat_template(None, tools))
     return cast(str, tokenizer.apply_chat_template(cast(Any, list(messages)), **options))
 
 
-def substitute(
-    tokenizer: PreTrainedTokenizerBase,
-    advice: str,
-    does: str,
-    otherwise: str = "",
-    schemas: list[Any] | None = None,
-) -> str:
-    """Advice to replace a template: the bundled one of its family, or one that writes the same
-    conversation. If there is none, those whose control tokens the tokenizer has.
-
-    Args:
-        tokenizer: Its template is to be replaced.
-        advice: What to do if no bundled template replaces it, without a full stop.
-        does: What a bundled one does that this one does not.
-        otherwise: Another way out if no bundled template replaces it.
-        schemas: Tools that the other template has to describe.
-    """
-    if name := next(_replacements(tokenizer, schemas), None):
-        return f"Set model.policy.chat_template: {name}, which comes with turnrl {does}."
-    suited = ", ".join(filter(lambda name: _suits(tokenizer, name), _bundled()))
-    choice = f", or one of {suited}, which come with turnrl" if suited else ""
-    return f"{advice}{choice}{otherwise}."
+def substitute(template: str, advice: str) -> str:
+    """Advice to replace a template by the bundled one of its family, or if there is none, by one
+    that does what `advice` says (without a full stop)."""
+    name = family(template) or ("qwen3" if "<|im_start|>" in template else None)
+    if name is not None and read_template(name) != template:
+        return f"Set model.policy.chat_template: {name}, which comes with turnrl."
+    return f"{advice}. These come with turnrl: {', '.join(_bundled())}."
 
 
 def _bundled() -> list[str]:
     return sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
-
-
-def _replacements(tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None) -> Iterator[str]:
-    own = family(str(tokenizer.chat_template))
-    for name in [*filter(None, [own]), *_bundled()]:
-        template = read_template(name)
-        for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
-            with contextlib.suppress(Exception):  # a template may refuse one of the roles
-                plain = render(tokenizer, marked(roles), None, template)
-                same = name == own or plain == render(tokenizer, marked(roles))
-                described = not schemas or plain != render(
-                    tokenizer, marked(roles), schemas, template
-                )
-                if same and described and template != tokenizer.chat_template:
-                    yield name
-
-
-def _suits(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
-    """True if the tokenizer has the control tokens that a bundled template writes."""
-    conversation = marked(("system", "user", "assistant", "tool", "user"))
-    with contextlib.suppress(Exception):  # a template may need a token that the tokenizer lacks
-        text = render(tokenizer, conversation, None, read_template(name))
-        return all(token in tokenizer.get_added_vocab() for token in _CONTROL.findall(text))
-    return False
 
 
 def marked(roles: Sequence[str]) -> list[Message]:
@@ -206,10 +159,4 @@ def with_fixed_clock(template: str) -> str:
 def date_call(template: str) -> str | None:
     """The template's call of the clock; None if it does not call it."""
     call = _DATE.search(template)
-    return call and call.group()
-
-
-def dice_call(template: str) -> str | None:
-    """The template's call that writes random text; None if there is none."""
-    call = _DICE.search(template)
     return call and call.group()

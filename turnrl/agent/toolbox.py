@@ -242,8 +242,7 @@ class ToolSessions:
             session = self._sessions.get(batcher)
             call = replace(call, session=session, turn=turn, question=self._question)
             result = await batcher.call(call)
-        ok = result.ok and call.mended is None
-        return replace(result.shown_as(self._box.make_safe(result.content)), ok=ok)
+        return result.shown_as(self._box.make_safe(result.content))
 
     def _problem(self, call: ToolCall, number: int) -> str | None:
         """What is wrong with the `number`-th call of a turn (from 0); None if it can be run."""

@@ -120,7 +120,7 @@ class TurnScheme(Driver):
         if self.templated and chat.prompt(messages, self.templated) == plain:
             raise RecipeError(
                 f"{self.name} leaves it to the chat template to describe the tools, and the "
-                f"policy's does not. {chat.advice_on_tools(self.specs[0])}"
+                f"policy's does not. {chat.advice('describes them')}"
             )
         self._fit(chat.opens(messages, self.templated), "the prompt")
         call, replies = (ToolCall("check"),), (ToolResult("checked"),)

@@ -19,16 +19,12 @@ from turnrl.plugin.errors import (
     PluginError,
     RecipeError,
     check_numbers,
-    is_finite,
-    kind_of,
 )
-from turnrl.types import Notes, Question, Reward, SampledPolicy, ToolCall, Trajectory
+from turnrl.types import Question, Reward, SampledPolicy, ToolCall, Trajectory
 
-_OF_TRL = ("trainer_state", "environments")
-"""Parameters that only TRL's trainer can fill."""
 _OWN = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass to reward functions: it passes its own values of these names."""
-_OF_BATCH = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
+_OF_BATCH = ("prompts", "completions", "completion_ids", "log_metric")
 _OF_ATTEMPT = ("trajectory", "turn")
 """Parameters that are no columns: those of a function that scores batches, and of any other."""
 _ANSWER = ("answer", "solution", "ground_truth", "target")
@@ -73,12 +69,6 @@ class FunctionReward(Reward):
         names = [p.name for p in taken]
         self.of_batch = "completions" in names
         self.by_turn = not self.of_batch and "turn" in names
-        if "environments" in names and not self.of_batch:
-            raise RecipeError(
-                f"the function {which} takes 'environments', which only TRL's trainer gives. Write "
-                "what it reads from the environment as its get_reward, and add EnvironmentOutcome "
-                "to model.rewards."
-            )
         if not self.of_batch and "trajectory" not in names:
             raise RecipeError(
                 f"the function {which} takes ({', '.join(map(str, taken))}), and a reward takes "
@@ -97,11 +87,6 @@ class FunctionReward(Reward):
         self._open = any(p.kind is p.VAR_KEYWORD for p in taken)
         named = [p for p in taken if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self._needs = {p.name: p.default is p.empty for p in named}
-        if foreign := [name for name in _OF_TRL if self.of_batch and self._needs.get(name)]:
-            raise RecipeError(
-                f"the function {which} takes {foreign[0]!r}, which only TRL's trainer gives. Write "
-                f"'{foreign[0]}=None' if the function can do without it, or take it out."
-            )
         self._seen: dict[str, None] = {}
         """The columns that some question of the data has, once they have been checked."""
         self._paid: dict[int, tuple[Trajectory, float]] = {}
@@ -119,34 +104,33 @@ class FunctionReward(Reward):
 
     def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
-    ) -> Notes | None:
+    ) -> Mapping[str, float] | None:
         """If the function scores batches, have it score all trajectories at once."""
         if not self.of_batch or not trajectories:
             return None
-        paid, notes = self._pay(trajectories)
+        paid, figures = self._pay(trajectories)
         self._paid = {id(t): (t, score) for t, score in zip(trajectories, paid, strict=True)}
-        return notes
+        return figures
 
-    def _pay(self, trajectories: Sequence[Trajectory]) -> tuple[list[float], Notes]:
-        """The scores that the function returns for a batch, and the notes that it logs."""
-        logs = _Logs(str(self), len(trajectories))
-        returned = self._function(**self._of_batch(trajectories, logs))
+    def _pay(self, trajectories: Sequence[Trajectory]) -> tuple[list[float], Mapping[str, float]]:
+        """The scores that the function returns for a batch, and the figures that it logs."""
+        logged: dict[str, list[float]] = {}
+
+        def log_metric(name: str, value: Any) -> None:
+            logged.setdefault(name, []).append(float(value))
+
+        returned = self._function(**self._of_batch(trajectories, log_metric))
         if inspect.iscoroutine(returned):
             returned = on_loop(returned)
-        if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__"):
+        listed = not isinstance(returned, str | Mapping) and hasattr(returned, "__len__")
+        if not listed or len(returned) != len(trajectories):
             raise PluginError(
-                f"{self} returned {kind_of(returned)} for {len(trajectories)} completions. Return "
-                "a list with a number for each of them."
-            )
-        if len(returned) != len(trajectories):
-            raise PluginError(
-                f"{self} returned {len(returned)} numbers for {len(trajectories)} completions. "
-                "Return one for each of them."
+                f"{self} returned {returned!r:.80} for {len(trajectories)} completions. Return a "
+                "list with a number for each of them."
             )
         # None or NaN: the function does not apply to a completion; TRL leaves it out of its sum
         paid = [self._number(score) if _applies(score) else 0.0 for score in returned]
-        means = {name: fmean(values) for name, values in logs.metrics.items()}
-        return paid, Notes(means, logs.columns)
+        return paid, {name: fmean(values) for name, values in logged.items()}
 
     def score(self, trajectory: Trajectory, *turn: int) -> float:
         """The function's result times the weight."""
@@ -195,7 +179,9 @@ class FunctionReward(Reward):
         row = {name: value for name, value in question.row.items() if name not in _OWN}
         return {**answers, **row, "answers": [*question.answers], **question.metadata}
 
-    def _of_batch(self, trajectories: Sequence[Trajectory], logs: _Logs) -> dict[str, object]:
+    def _of_batch(
+        self, trajectories: Sequence[Trajectory], log_metric: Callable[[str, Any], None]
+    ) -> dict[str, object]:
         """The arguments that TRL passes to a reward function. Prompts and completions are plain
         texts where TRL has them: the data ask in texts, and there is nothing to call."""
         in_text = not any(map(_is_chat, trajectories))
@@ -203,8 +189,7 @@ class FunctionReward(Reward):
             "prompts": [t.question.text if in_text else _prompt(t.question) for t in trajectories],
             "completions": [_text(t) if in_text else _completion(t) for t in trajectories],
             "completion_ids": [_completion_ids(trajectory) for trajectory in trajectories],
-            "log_metric": logs.metric,
-            "log_extra": logs.extra,
+            "log_metric": log_metric,
         }
         columns = self._columns([trajectory.question for trajectory in trajectories], of_trl)
         own = {name: v for name, v in of_trl.items() if name in self._needs or self._open}
@@ -216,45 +201,6 @@ def _applies(score: Any) -> bool:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return not math.isnan(score)
     return score is not None
-
-
-class _Logs:
-    """The logs of a function that scores a batch, as in TRL.
-
-    Args:
-        function: The function's name, for messages.
-        count: Number of completions that it scores.
-    """
-
-    def __init__(self, function: str, count: int) -> None:
-        self._function, self._count = function, count
-        self.metrics: dict[str, list[float]] = {}
-        self.columns: dict[str, list[object]] = {}
-
-    def metric(self, name: str, value: Any) -> None:
-        """Keep a number; several numbers of the same name are averaged."""
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a tensor of one number too
-            value = value if isinstance(value, str) else float(value)
-        if not isinstance(name, str) or not name or not is_finite(value):
-            raise PluginError(
-                f"{self._function} called log_metric({name!r:.40}, {value!r:.40}). Give a name and "
-                "a finite number."
-            )
-        self.metrics.setdefault(name, []).append(float(value))
-
-    def extra(self, column: str, values: Sequence[object]) -> None:
-        """Keep one value per completion."""
-        values = [*values] if isinstance(values, list | tuple) else values
-        if (
-            not isinstance(column, str)
-            or not isinstance(values, list)
-            or len(values) != self._count
-        ):
-            raise PluginError(
-                f"{self._function} called log_extra({column!r:.40}, {values!r:.40}). Give a name, "
-                f"and a list with a value for each of the {self._count} completions."
-            )
-        self.columns[column] = values
 
 
 def _prompt(question: Question) -> list[dict[str, str]]:

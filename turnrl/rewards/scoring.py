@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +24,7 @@ from turnrl.plugin.errors import (
 from turnrl.rewards.answers import CURVES as CURVES
 from turnrl.rewards.answers import can_be_found, exact_match, finds_answer
 from turnrl.rewards.functions import rewards_of
-from turnrl.types import Group, Notes, Reward, RewardComponent, SampledPolicy, Trajectory
+from turnrl.types import Group, Reward, RewardComponent, SampledPolicy, Trajectory
 
 MOST = 1e9
 """The largest reward, either way. Beside it, float32 has no room for other rewards."""
@@ -79,58 +77,28 @@ def score_groups(
     for group in groups:
         _check_group(group)
     every = [trajectory for group in groups for trajectory in group]
-    notes = [_prepared(reward, every, policy) for reward in rewards]
-    metrics: dict[str, list[float]] = {}
-    for note in notes:
-        for name, figure in note.metrics.items():
-            metrics.setdefault(name, []).append(figure)
-    logged = {name: fmean(values) for name, values in metrics.items()}
-    columns: dict[str, Sequence[object]] = {}
-    for reward, note in zip(rewards, notes, strict=True):
-        if twice := columns.keys() & note.columns.keys():
-            raise PluginError(
-                f"{reward} gives the column {min(twice)!r} of the record, and so does a reward "
-                "before it. Give one of the columns another name."
-            )
-        columns |= note.columns
-    rows = iter(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    return tuple(
-        replace(
-            _scored(group, rewards, turns),
-            logged=logged,
-            extra=tuple(itertools.islice(rows, len(group))),
-        )
-        for group in groups
-    )
+    figures: dict[str, list[float]] = {}
+    for reward in rewards:
+        for name, figure in _prepare(reward, every, policy).items():
+            figures.setdefault(name, []).append(figure)
+    logged = {name: fmean(values) for name, values in figures.items()}
+    return tuple(replace(_scored(group, rewards, turns), logged=logged) for group in groups)
 
 
-def _prepared(
+def _prepare(
     reward: Reward, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
-) -> Notes:
-    """A reward's notes on trajectories before it scores them.
-
-    Raises:
-        PluginError: If it could not score them, or returns something other than notes.
-    """
-    _check_score(reward)
+) -> Mapping[str, float]:
+    """Show a reward the trajectories before it scores them; return its figures."""
     scored = f"{reward} on {len(trajectories)} trajectories"
     with blaming(PluginError, scored, "A reward must score any trajectory."):
-        notes = reward.prepare(trajectories, policy)
-    if notes is None:
-        return Notes()
-    if not _are_notes(notes, len(trajectories)):
+        figures = reward.prepare(trajectories, policy)
+    if figures is None:
+        return {}
+    if not isinstance(figures, Mapping) or not all(map(is_finite, figures.values())):
         raise PluginError(
-            f"{scored} gave {notes!r:.200} from prepare. Return None, or turnrl.types.Notes "
-            "with finite numbers as metrics, and columns with a value of each trajectory."
+            f"{scored} gave {figures!r:.200} from prepare. Return None, or finite numbers by name."
         )
-    return notes
-
-
-def _are_notes(notes: object, count: int) -> bool:
-    if not isinstance(notes, Notes) or not all(isinstance(part, Mapping) for part in notes):
-        return False
-    columns = all(isinstance(c, list | tuple) and len(c) == count for c in notes.columns.values())
-    return columns and all(map(is_finite, notes.metrics.values()))
+    return figures
 
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:
@@ -141,45 +109,11 @@ def _check_group(trajectories: Sequence[Trajectory]) -> None:
                 f"a group to score {'is' if alone else 'holds'} {kind_of(item)}. Give a list of "
                 "the attempts at one question, such as module.ask([question], samples=4)."
             )
-    if not trajectories:
-        raise DataError("a group has no trajectory to score. Give at least one attempt.")
-    first, *rest = (trajectory.question for trajectory in trajectories)
-    for question in rest:
-        if (question.id, question.text) != (first.id, first.text):
-            raise DataError(
-                f"a group has attempts at {first.text!r} and at {question.text!r}, which are not "
-                "comparable. Score each question's on their own."
-            )
-
-
-def _check_score(reward: Any) -> None:
-    """Refuse a `score` that cannot be called, or that has to be awaited.
-
-    Raises:
-        PluginError: Naming the reward, and what to write.
-    """
-    kind = type(reward).__name__
-    asked: tuple[str, ...] = ("trajectory",)
-    asked += ("turn",) if reward.by_turn else ()
-    wanted = f"def score(self, {', '.join(asked)})"
-    score = reward.score
-    if inspect.iscoroutinefunction(score):
-        raise PluginError(
-            f"score of reward {kind} is async, which it must not be. Write `{wanted}`; send all "
-            "requests at once in prepare."
+    if len({(t.question.id, t.question.text) for t in trajectories}) != 1:
+        raise DataError(
+            f"a group has {len(trajectories)} attempts, not all at one question. Give at least one "
+            "attempt, and score each question's on their own."
         )
-    try:
-        signature = inspect.signature(score)
-    except (TypeError, ValueError):  # not a function, or one in C without a signature
-        return
-    try:
-        signature.bind(*asked)
-    except TypeError as error:
-        has = ", ".join(["self", *map(str, signature.parameters.values())])
-        raise PluginError(
-            f"reward {kind} has score({has}), which cannot be called with {' and '.join(asked)}. "
-            f"Write `{wanted}`."
-        ) from error
 
 
 def _scored(

@@ -131,7 +131,6 @@ class RecordedAttempt(RecordedTokens):
         right_at: The least that a right attempt gets of a component, of those that say what is
             right (`Reward.right_at`).
         figures: Numbers that tool sessions handed over, one each, or one per turn.
-        extra: What the notes of rewards say of the trajectory, by column; null without any.
         group_mean: Mean of the total reward over the group; null where there was no group.
         group_std: Its standard deviation.
         estimator: The rule that gave the credit: its `name`, the path of its `class`, and its
@@ -164,7 +163,6 @@ class RecordedAttempt(RecordedTokens):
     costs: tuple[str, ...] | None
     right_at: tuple[NamedValue, ...]
     figures: tuple[NamedValues, ...]
-    extra: Mapping[str, Any] | None
     group_mean: float | None
     group_std: float | None
     estimator: Mapping[str, Any] | None

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-import time
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
 from operator import ne
 
 from turnrl.agent.agent import Agent
@@ -26,10 +24,6 @@ from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Message
 
-_BEAT_S = 0.01
-_BLOCKS_S = 0.1
-"""The longest time in seconds for which a player may block the event loop of all attempts."""
-
 
 def check_player(
     player: Player,
@@ -38,7 +32,7 @@ def check_player(
     question: Question = QUESTION,
 ) -> None:
     """Check a player: that it ends an attempt whatever the model writes, that attempts side by side
-    do not mix or block each other, and that it stops when an attempt is over. Warn about failed
+    do not mix, and that it stops when an attempt is over. Warn about failed
     calls, and about a history that probably should have continued.
 
     Args:
@@ -61,8 +55,7 @@ def check_player(
     limit = player.max_turns
     require(len(replies) <= limit, f"{name}.max_turns is {limit}, and there are more replies")
 
-    (alone,), seconds = _play(player, [replies], tools, question)
-    held = [seconds]
+    (alone,) = _play(player, [replies], tools, question)
     with on(f"{name}.play with the replies {[*replies]!r}"):
         seen = _seen(alone)
         asked = "asked for another reply" if alone.ended_by == "length" else "returned None"
@@ -81,15 +74,10 @@ def check_player(
     draw = random.Random(0)
     noise = ["".join(map(chr, draw.choices(range(32, 0x3000), k=20))) for _ in range(limit + 1)]
     for texts in ([""] * (limit + 1), noise, [*replies[:-1], *noise]):
-        (_, other), seconds = _play(player, [texts, replies], tools, question)
-        held.append(seconds)
+        _, other = _play(player, [texts, replies], tools, question)
         with on(f"{name}.play beside an attempt with the replies {texts!r}"):
             same = (other.turns, other.ended_by) == (alone.turns, alone.ended_by)
             require(same, "played differently: what belongs to one attempt must live in play")
-    # a pause of the machine, or a first import, happens only once
-    blocked = f"{name}.play kept the event loop for {min(held):.2f} s, while all attempts wait"
-    instead = "Await asyncio.sleep for time.sleep, and asyncio.to_thread(...) for what blocks"
-    require(min(held) < _BLOCKS_S, f"{blocked}. {instead}")
 
 
 def _failed(attempt: Attempt) -> str:
@@ -129,9 +117,8 @@ def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
 
 def _play(
     player: Player, scripts: Sequence[Sequence[str]], tools: Sequence[Toolset], question: Question
-) -> tuple[list[Attempt], float]:
-    """Attempts side by side, each with its own script, and the longest time in seconds for which
-    the event loop was blocked."""
+) -> list[Attempt]:
+    """Attempts side by side, each with its own script."""
 
     async def play(script: Sequence[str], box: Toolbox) -> Attempt:
         attempt = Attempt(_ScriptedAgent(player.max_turns, script, box), question, (0,))
@@ -145,34 +132,21 @@ def _play(
             await attempt.close()
         return attempt
 
-    async def side_by_side() -> tuple[list[Attempt], float]:
+    async def side_by_side() -> list[Attempt]:
         box = Toolbox(tools, str, 1000)
         for toolset in tools:
             await toolset.start()
-        beats: list[float] = []
-        beating = asyncio.create_task(_beat(beats))
         try:
-            plays = (play(script, box) for script in scripts)
-            ends = await asyncio.gather(*plays, return_exceptions=True)
-            beats.append(time.perf_counter())
-            for end in ends:
-                if isinstance(end, BaseException):
-                    raise end
-            attempts = [end for end in ends if isinstance(end, Attempt)]
-            return attempts, max(later - earlier for earlier, later in pairwise(beats))
+            ends = await asyncio.gather(*(play(s, box) for s in scripts), return_exceptions=True)
         finally:
-            beating.cancel()
             for toolset in tools:
                 await toolset.stop()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        return [end for end in ends if isinstance(end, Attempt)]
 
     return on_loop(side_by_side())
-
-
-async def _beat(beats: list[float]) -> None:
-    """Note the time again and again."""
-    while True:
-        beats.append(time.perf_counter())
-        await asyncio.sleep(_BEAT_S)
 
 
 class _ScriptedAgent(Agent):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from turnrl.plugin.errors import DataError, PluginError, at_least
 from turnrl.plugin.hooks import contract
@@ -19,20 +19,6 @@ from turnrl.types.trajectory import Passage, Probe, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Notes(NamedTuple):
-    """Extra figures and record columns that a reward reports beside its scores.
-
-    Args:
-        metrics: Figures over all of the trajectories, logged as `train/log/NAME` and
-            `val/log/NAME`. If several rewards use one name, their figures are averaged.
-        columns: For each name, one value per trajectory, in their order, for the column `extra` of
-            the record.
-    """
-
-    metrics: Mapping[str, float] = MappingProxyType({})
-    columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
 @contract("turnrl_rewards")
@@ -65,7 +51,7 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
 
     def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
-    ) -> Notes | None:
+    ) -> Mapping[str, float] | None:
         """See all trajectories before any of them is scored, for example to ask a judge about all
         at once, or the policy for log-probabilities.
 
@@ -73,7 +59,8 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
             trajectories: The trajectories that are scored next, of several questions.
             policy: The policy that acted; None when recorded trajectories are scored.
         Returns:
-            Remarks on the trajectories beside their scores, if any.
+            Figures over all of the trajectories by name, if any. They are logged as
+            `train/log/NAME` and `val/log/NAME`, averaged if several rewards use one name.
         Raises:
             RewardError: If something that it needs is broken, such as a judge. The run stops.
         """

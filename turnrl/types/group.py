@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import Trajectory
@@ -60,9 +60,7 @@ class Group:
             its N_i sampled tokens. For an estimator with a `critic`.
         parents: For each trajectory, the member that it branched off, at the beginning of the turn
             `begins`; its own number if it did not. For an estimator that `trains_probes`.
-        logged: Figures of the whole batch from the notes of rewards (`Notes.metrics`).
-        extra: For each trajectory, its values in the notes, by column (`Notes.columns`); empty
-            without notes.
+        logged: Figures of the whole batch, from `Reward.prepare`.
     """
 
     question: Question
@@ -75,7 +73,6 @@ class Group:
     token_values: tuple[Tensor, ...] = ()
     parents: tuple[int, ...] = ()
     logged: Mapping[str, float] = field(default_factory=dict)
-    extra: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def trunks(self) -> list[int]:

@@ -96,8 +96,6 @@ class ToolCall:
         arguments: Arguments by name.
         error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
             reads the error as its result.
-        mended: What is wrong with the form of a call that was read all the same, by a lenient
-            segmenter. It is run, but its result is not `ok`, so no reward pays for it.
         session: State of the trajectory that calls, if the tool is `Stateful`; set when the call is
             run, like `turn` and `question`. None of them is part of the record.
         turn: Number of the turn that calls, from 0.
@@ -107,7 +105,6 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    mended: str | None = None
     session: ToolSession | None = field(default=None, compare=False, repr=False)
     turn: int = field(default=0, compare=False, repr=False)
     question: Question | None = field(default=None, compare=False, repr=False)
@@ -120,8 +117,7 @@ class ToolResult:
     Args:
         content: Text for the policy to read. It is untrusted: control tokens and tags in it are
             neutralised before the policy sees it.
-        ok: False if the policy's call was wrong (it reads why in `content`), or had to be repaired
-            before it could be read.
+        ok: False if the policy's call was wrong (it reads why in `content`).
         metadata: Anything a reward or a report may want (scores, say). The policy never sees it.
             `passage_ids` names the passages in `content`, in order, and `passage_starts` gives the
             character at which the text of each begins. If a result is cut, it keeps the ids whose

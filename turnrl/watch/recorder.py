@@ -243,7 +243,6 @@ def _recorded(
             NamedValues(name, tuple(value) if isinstance(value, Sequence) else (value,))
             for name, value in trajectory.figures.items()
         ),
-        extra=group.extra[i] if group.extra else None,
         group_mean=float(totals.mean()) if len(totals) > 1 else None,
         group_std=float(totals.std()) if len(totals) > 1 else None,
         turns=tuple(_turn(group, credit, i, k) for k in range(len(trajectory.turns))),

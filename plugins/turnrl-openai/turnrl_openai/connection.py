@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,9 +37,9 @@ _REFUSES = r"(?i)invalid.?request|bad.?request|context.?length|not.?found"
 """Kinds of errors that the same request will get again."""
 
 
-def _error_in(event: Mapping[str, object]) -> object:
-    """The error that an event is, or holds; None if it is none."""
-    return event.get("error") or (event if event.get("object") == "error" else None)
+def _error_in(reply: Mapping[str, object]) -> object:
+    """The error that a reply is, or holds; None if it is none."""
+    return reply.get("error") or (reply if reply.get("object") == "error" else None)
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class Connection:
 
         Args:
             body: Body of the request.
-            read: Reads a successful response while the server writes it.
+            read: Reads a successful response.
         Returns:
             The result of `read`.
         Raises:
@@ -104,36 +104,19 @@ class Connection:
                 `MOST_BYTES`.
         """
         body = bytearray()
-        async for chunk in self._chunks(response):
+        async for chunk in response.aiter_bytes():
             body += chunk
             if most is not None and len(body) >= most:
                 return bytes(body[:most])
-        return bytes(body)
-
-    async def lines(self, response: httpx2.Response) -> AsyncIterator[str]:
-        """The lines of a response, as they come."""
-        line: list[bytes] = []  # joined once, because a line may come in many chunks
-        async for chunk in self._chunks(response):
-            first, *rest = chunk.split(b"\n")
-            line.append(first)
-            for following in rest:
-                yield b"".join(line).decode(errors="replace").rstrip("\r")
-                line = [following]
-        yield b"".join(line).decode(errors="replace")
-
-    async def _chunks(self, response: httpx2.Response) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in response.aiter_bytes():
-            size += len(chunk)
-            if size > MOST_BYTES:
+            if len(body) > MOST_BYTES:
                 raise self.fault(
                     f"sent a reply of more than {MOST_BYTES:,} bytes. Correct base_url or model, "
                     "or lower max_tokens."
                 )
-            yield chunk
+        return bytes(body)
 
-    def parsed(self, text: str | bytes) -> object:
-        """The JSON of a reply or of an event; None if it is none.
+    def parsed(self, text: bytes) -> object:
+        """The JSON of a reply; None if it is none.
 
         Raises:
             Unavailable: If it is an error that a later attempt may not get.

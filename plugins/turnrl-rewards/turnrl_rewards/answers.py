@@ -118,11 +118,7 @@ def _numbers_in(text: str) -> frozenset[Fraction]:
     return frozenset(numbers_in(text))
 
 
-_LEAD = (
-    r"(?i)\A(?:so|therefore|thus|hence)?,?\s*(?:i\s(?:would\s)?(?:choose|pick|say)\s|it\sis\s)?"
-    r"(?:the\s+|my\s+)?(?:(?:correct|right|best|final)\s+)*(?:(?:answer|option|choice)\b\s*)?"
-    r"(?:is\b\s*|[:=]\s*)*(?:option\s+|choice\s+)?"
-)
+_LEAD = r"(?i)\A(?:[a-z' ,]{0,60}\b(?:answer|option|choice|choose|pick|say|is)\b[\s:=]*)?"
 _OPTION = (
     r"(?s)[(\[]?([A-Za-z]|[0-9]{1,2})(?:[)\]][.:!]?|[.:!](?=\s|\Z)|\s[-–—](?=\s)|\s(?=\()|\Z)(.*)"
 )
@@ -136,9 +132,9 @@ class Choice(_Kind):
     """The letter of an option, or its number: `B`, `b`, `(B)`, `B.`, `B) Paris`, `B (Paris)`,
     `Answer: B` and `The correct answer is B` are the same.
 
-    The option comes first, and its text may follow. The text alone does not count, and neither does
-    an article (`A dog`). A text that denies something (`not B`, `B, because A is wrong`) or names
-    another option in the same way (`A or B`, `A. Paris B. Rome`) names none.
+    The first option counts, and its text may follow. The text alone does not count, and neither
+    does an article (`A dog`). A text that denies something (`not B`, `B, because A is wrong`) names
+    none.
     """
 
     unreadable: ClassVar[str] = "an answer that is not the letter of an option"
@@ -153,37 +149,7 @@ class Choice(_Kind):
         match = re.fullmatch(_OPTION, re.sub(_LEAD, "", lines, count=1))
         if match is None or re.search(_DENIED, lines):
             return None
-        name, rest = match.groups()
-        return None if _names_another(name, rest) else name.upper()
-
-
-def _names_another(name: str, text: str) -> bool:
-    """True if the text after an option's name names another option in the same way.
-
-    A letter with a bracket names an option anywhere. One with a point, a colon or a dash does at
-    the beginning of a line, or within a line if the two letters are neighbours: `C. George W. Bush`
-    names one option. One at the end of the text does after "so", "answer" and the like.
-    """
-    kind = next(kind for kind in ("[A-Z]", "[a-z]", "[0-9]{1,2}") if re.fullmatch(kind, name))
-    for other in re.finditer(
-        rf"(?:\A|(?<=[\s,;]))[(\[]?({kind})(?:([)\]])|([.:]|\s[-–—])?(?=\s|\Z))", text
-    ):
-        letter, bracket, mark = other.groups()
-        begins_line = text[: other.start()].rstrip(" ").endswith("\n")
-        near = abs(_place(letter) - _place(name)) == 1
-        ends = not text[other.end() :].strip()
-        if letter != name and (bracket or (mark and (begins_line or (near and not ends)))):
-            return True
-    end = re.search(
-        rf"(?i:\b(?:so|but|or|and|answer|option|choice)\b.{{0,20}})[\s(\[]({kind})[)\].!]*\Z",
-        text[-80:],
-    )
-    return end is not None and end[1] != name
-
-
-def _place(name: str) -> int:
-    """The position of an option in a list."""
-    return int(name) if name.isdecimal() else ord(name)
+        return match[1].upper()
 
 
 @dataclass(frozen=True)

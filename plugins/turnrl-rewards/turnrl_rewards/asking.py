@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from turnrl.agent.running import on_loop
 from turnrl.plugin.errors import RewardError
 from turnrl_openai.connection import Connection
-from turnrl_openai.reply import Gathered
+from turnrl_openai.reply import read_completion
 from turnrl_rewards.server import JudgeServer
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ async def _verdict(
         return judge.parsed(sent)
 
     for _ in range(2):
-        gathered = Gathered()
         with contextlib.suppress(ValueError):  # no completion, so no verdict
-            gathered.add(await judge.ask(body, reply))
-            if (score := read(gathered.text())) is not None:
+            if (score := read(read_completion(await judge.ask(body, reply)).text)) is not None:
                 return score
     shown = judge.clean(sent.decode(errors="replace"))
     raise judge.fault(

@@ -1,7 +1,7 @@
 """A judge's verdicts: prompts filled in, replies read, verdicts cached.
 
 The judged text is untrusted. It stands between tags of the prompt. It can contain neither those
-tags, nor a chat template's control tokens, nor the braces of a verdict that the judge might quote.
+tags, nor a chat template's control tokens, nor the form of a verdict that the judge might quote.
 The prompt asks to judge it, not to obey it. A policy can still talk the judge round, so look at the
 answers that earn rewards.
 """
@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl import RecipeError
 from turnrl.plugin.errors import RewardError
@@ -34,10 +34,9 @@ _CONTROL = re.compile(
 such brackets are caught too, and stay readable."""
 _BRACES = str.maketrans("{}", "❴❵")
 
-_OBJECT = re.compile(r'\{\s*"')
+_SCORE = re.compile(r'"score"\s*:\s*([^\s,{}]*)')
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,3})?")
 _MOST_CHARACTERS = 20_000
-_MOST_IN_VAIN = 1_000_000
-"""The most characters of broken JSON, with those that are read again counted each time."""
 _REHEARSAL_S = 5.0
 """How long a rehearsal waits for a server that is away."""
 
@@ -136,7 +135,7 @@ class Verdicts:
         if len(text) > _MOST_CHARACTERS:
             half = _MOST_CHARACTERS // 2
             text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-        text = neutralize(text, self._tags, ()).translate(_BRACES)
+        text = neutralize(text, self._tags, ()).translate(_BRACES).replace('"score"', "'score'")
         return _CONTROL.sub(lambda token: f"‹{token[0][1:-1]}›", text)
 
     def _key(self, prompt: str) -> str:
@@ -147,39 +146,16 @@ class Verdicts:
 def read_verdict(reply: str) -> float | None:
     """The score in a judge's reply, 0 to 1; None if there is none.
 
-    It is the `score` of a JSON object, at any depth, or a bare yes or no. A judge may think before
-    it, in <think> tags. Two different scores are no verdict, because one may be quoted. A score
-    outside 0 to 1 is none either.
+    It is the `score` of a JSON object, or a bare yes or no. A judge may think before it, in <think>
+    tags. Two different scores are no verdict, because one may be quoted. A score outside 0 to 1 is
+    none either.
     """
     text = reply.rpartition("</think>")[2]
     if "<think>" in text:  # cut off in the middle of a thought
         return None
-    scores = _scores(text[-_MOST_CHARACTERS:])
-    if not scores:
+    scores = {*_SCORE.findall(text[-_MOST_CHARACTERS:])}
+    if not scores or "{" not in text:
         return {"yes": 1.0, "no": 0.0}.get(text.strip(" \n\t.*`\"'").casefold())
-    values = {float(s) for s in scores if type(s) in (int, float) and 0 <= s <= 1}
-    valid = len(values) == 1 and all(type(s) in (int, float) and s in values for s in scores)
-    return values.pop() if valid else None
-
-
-def _scores(text: str) -> list[Any]:
-    """Every `score` in the JSON objects of a text, also in an object that breaks off later."""
-    scores: list[Any] = []
-
-    def keep(pairs: list[tuple[str, object]]) -> None:
-        scores.extend(value for name, value in pairs if name == "score")
-
-    decoder, at, left = json.JSONDecoder(object_pairs_hook=keep), 0, _MOST_IN_VAIN
-    while begin := _OBJECT.search(text, at):
-        try:
-            _, at = decoder.raw_decode(text, begin.start())
-        except RecursionError:  # what follows is nested as deeply, so each step would be as slow
-            return []
-        except json.JSONDecodeError as error:
-            at = begin.start() + 1
-            left -= error.pos - begin.start()
-            if left < 0:
-                return []
-        except ValueError:  # a number beyond any
-            at = begin.start() + 1
-    return scores
+    values = {float(score) if _NUMBER.fullmatch(score) else -1.0 for score in scores}
+    value = values.pop()
+    return None if values or not 0 <= value <= 1 else value

@@ -5,7 +5,6 @@ two_turn    `TwoTurn`: the paper's agent, one tool call and then the answer
 react       `ReAct`: thought and action until the answer, with the calls of Qwen and Hermes
 search_r1   `SearchR1`: the same with the tags of Search-R1
 action      `Action`: an action in an environment, in place of a call
-calls       reads the tool calls of `ReAct`, and mends malformed ones if `lenient`
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
-from turnrl import Message, Reading, ToolResult, ToolSpec
+from turnrl import Message, Reading, ToolCall, ToolResult, ToolSpec, read_call
 from turnrl.plugin.errors import one_of
 from turnrl.plugin.text import is_blank
-from turnrl_segmenters.calls import call_text, read_tool_call
-from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, opened_thought
+from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, call_text, opened_thought
 
+_KEYS = ("arguments",)
 _INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -73,8 +73,6 @@ class ReAct(Scheme):
             anything after the thought of a turn without a call.
         think: `required` if every turn must have a thought, or `optional`; `opened` if the chat
             template opens the thought, so that turns begin inside it.
-        lenient: Also run malformed calls whose meaning is clear. The turn keeps its format error,
-            and no reward pays for such a call.
         instructions: The system message, word for word; empty for none. By default it explains the
             task and the form.
     """
@@ -84,7 +82,6 @@ class ReAct(Scheme):
     max_turns: int = 4
     answer: Literal["tag", "boxed", "plain"] = "tag"
     think: Literal["required", "optional", "opened"] = "optional"
-    lenient: bool = False
     instructions: str | None = None
 
     def __post_init__(self) -> None:
@@ -121,11 +118,10 @@ class ReAct(Scheme):
         if self.is_last(turn):
             return Reading(format_error="; ".join([MUST_ANSWER, *wrong]))
         calls = tuple(
-            read_tool_call(block.body, block.fault, self.lenient and not cut)
+            ToolCall("", error=block.fault) if block.fault else read_call(block.body, _KEYS)
             for block in blocks
             if block.kind == "tool_call"
         )
-        wrong += dict.fromkeys(call.mended for call in calls if call.mended)
         errors = [call.error for call in calls if call.error]
         return Reading(calls, format_error="; ".join(wrong or errors[:1]) or None)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from turnrl import Message, Question, Segmenter, ToolSpec
+from turnrl import Message, Question, Segmenter, ToolCall, ToolSpec
 
 MUST_ANSWER = "the last turn must give an answer"
 THOUGHT = "I go step by step."
@@ -15,6 +16,17 @@ THOUGHT = "I go step by step."
 def opened_thought(think: str) -> str:
     """`Segmenter.opened_thought` of a scheme with this `think`."""
     return "<think>" if think == "opened" else ""
+
+
+def call_text(call: ToolCall, key: str) -> str:
+    """A call as JSON that holds no tag.
+
+    Args:
+        call: The call.
+        key: Key of its arguments.
+    """
+    content = {"name": call.name, key: dict(call.arguments)}
+    return json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
 
 
 class Scheme(Segmenter):

@@ -18,8 +18,7 @@ from typing import final
 
 from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, read_call
 from turnrl.plugin.text import is_blank
-from turnrl_segmenters.calls import call_text
-from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
+from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, call_text
 
 _logger = logging.getLogger(__name__)
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")

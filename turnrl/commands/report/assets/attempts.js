@@ -123,7 +123,6 @@ function didSay(turn, k, row, right) {
     turn.reading.calls.map((call, c) => [
       block(spelled(call), "Call", { class: "call" }),
       call.error ? el("p", { class: "bad" }, bdi(call.error)) : null, whole(call.error, "error of the call"),
-      call.mended ? el("p", { class: "bad" }, bdi(call.mended)) : null, whole(call.mended, "what was wrong with the call"),
       turn.results[c] ? readOf(turn.results[c], answers) : el("p", { class: "label" }, "not run: nothing would have read the result"),
     ]),
     turn.reading.calls.length ? null : turn.results.map((result) => readOf(result, answers)),
