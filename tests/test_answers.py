@@ -9,7 +9,6 @@ import pickle
 import random
 import re
 import string
-import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import turnrl_rewards
-from commands import fails, save
 from trajectories import sampled_turn, trajectory
 from turnrl import (
     AnswerRule,
@@ -178,44 +176,6 @@ def test_a_tolerance_is_absolute_or_a_share_of_the_accepted_number():
             Number(**options)
 
 
-def naive_letter(text):
-    """The first letter of a text without brackets and words about answers, if it stands alone."""
-    text = text.strip().replace("**", "")
-    for lead in ("The correct answer is ", "The answer is ", "Answer: ", "answer: ", "Option "):
-        text = text.removeprefix(lead)
-    text = text.removeprefix("(")
-    if len(text) > 1 and text[1] not in ").:":
-        return None
-    if len(text) > 2 and text[1] in ".:" and text[2] != " ":
-        return None
-    return text[0].upper() if text[:1].isalpha() else None
-
-
-FORMS = ["{0}", "({0})", "{0}.", "{0})", "{0}) Paris", "({0}) Paris", "{0}. Paris", "{0}: Rome"]
-FORMS += ["Answer: {0}", "The answer is {0}.", "The correct answer is ({0}).", "**{0}**", " {0} "]
-FORMS += [
-    "Option {0}",
-    "answer: {0}) f(x) = 2",
-    "{0} dog",
-    "{0}nd",
-    "{0}.G.",
-    "{0} or B",
-    "",
-    "Paris",
-]
-
-
-def test_choices_compare_as_a_naive_reading_compares_them():
-    draw, hits = random.Random(2), 0
-    for _ in range(PAIRS):
-        left, right = (draw.choice(FORMS).format(draw.choice("ABCDabcd")) for _ in range(2))
-        first, second = naive_letter(left), naive_letter(right)
-        same = first is not None and first == second
-        assert exact_match(left, asking(right, rule=Choice())) == same, (left, right)
-        hits += same
-    assert PAIRS / 50 < hits < PAIRS / 2
-
-
 OPTIONS = {
     "A": ["A. I. Newton", "A. B", "A) Paris B) Rome", "(A) or (B)", "A. Rome, so B"],
     "B": ["[b]", r"\boxed{\text{B}}", "B - Paris", "B) f(x) = 2", "The answer is (B)"],
@@ -326,20 +286,6 @@ def test_a_package_can_add_a_rule_that_recipes_name(monkeypatch):
 def test_an_unknown_rule_is_an_error(named, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
         QuestionData(answers=named)
-
-
-def test_a_function_may_lie_in_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
-    (tmp_path / "own_rule.py").write_text("def same(given, accepted):\n    return True\n")
-    monkeypatch.chdir(tmp_path)
-    assert exact_match("a", asking("b", rule="own_rule.same"))
-
-
-def test_a_question_accepts_the_same_rules_as_a_recipe():
-    assert exact_match("1.0", asking("1", rule="number"))
-    assert exact_match("abc", asking("xyz", rule=same_length))
-    with pytest.raises(RecipeError, match=r"data\.answers is 'numbr', which is not a rule"):
-        asking("1", rule="numbr")
 
 
 @pytest.mark.parametrize("returned", ["no", None, 1, 0.5])
@@ -549,37 +495,6 @@ def test_a_question_may_have_no_answers():
     assert again.answers == ()
 
 
-def test_lists_in_the_cells_of_a_csv_file_are_read_as_lists(tmp_path):
-    cells = [
-        '["Peru", "Perú"]',
-        "['Peru', 'Perú']",
-        "['Peru' 'Perú']",  # numpy
-        "['Peru'\n 'Perú']",
-        "('Peru', 'Perú')",
-        "[it's, no list]",
-        "[Peru]",
-        "Peru",
-        """["Hell's Kitchen", 'the "Pit"']""",
-    ]
-    path = tmp_path / "q.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "question", "answers", "supporting_ids", "note"])
-        for i, cell in enumerate(cells):
-            writer.writerow([i, f"Where {i}?", cell, "['p1', 'p2']", "[sic]"])
-    questions = load_questions(str(path))
-    both = ("Peru", "Perú")
-    assert [q.answers for q in questions] == [
-        *[both] * 4,
-        ("('Peru', 'Perú')",),
-        ("[it's, no list]",),
-        ("[Peru]",),
-        ("Peru",),
-        ("Hell's Kitchen", 'the "Pit"'),
-    ]
-    assert questions[0].metadata == {"supporting_ids": ["p1", "p2"], "note": "[sic]"}
-
-
 def test_numbers_of_single_precision_are_read_as_they_were_written():
     assert written(numpy.float32(0.1), "answer", "row 1") == "0.1"
     assert native(numpy.array([0.1, 2], "float32")) == [0.1, 2.0]
@@ -619,32 +534,3 @@ def test_a_run_its_record_and_its_evaluation_use_the_recipes_rule(recipe, capsys
     printed = capsys.readouterr().out
     assert f"{float(rows[0]['val/exact_match']):.4f}" in re.search("val/exact_match .*", printed)[0]
     assert re.search(r"val/answer_in_results +-  of 0 questions, whose answer can be", printed)
-
-
-@pytest.mark.slow
-def test_an_evaluation_says_how_many_questions_a_figure_covers(recipe, capsys):
-    recipe["data"]["val"] = [
-        {"id": "a", "text": "Where is Cusco?", "answers": ["Peru"]},
-        {"id": "b", "text": "Is Cusco in Peru?", "answers": ["yes"]},
-    ]
-    recipe["data"]["answers"] = {"class_path": "Phrase"}
-    save(recipe)
-    assert main(["eval", "recipe.yaml"]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"val/answer_in_results +0\.0000  \[.*\]  of 1 questions, whose", printed)
-    (row,) = metrics("recipe-eval")
-    assert (row["val/findable"], row["val/answer_in_results"]) == ("0.5", "0.0")
-
-
-@pytest.mark.parametrize(("setting", "words"), [
-    ("numbr", ["data.answers", "'numbr'", "Did you mean number"]),
-    ({"class_path": "Number", "init_args": {"tolerance": -1}}, ["Number.tolerance is -1"]),
-    ({"class_path": "Number", "init_args": {"tol": 1}}, ["'data.answers.tol'", "tolerance"]),
-    (7, ["data.answers is 7"]),
-])  # fmt: skip
-def test_a_mistake_in_the_rule_is_reported_at_the_start(recipe, capsys, setting, words):
-    recipe["data"]["answers"] = setting
-    save(recipe)
-    message = fails(capsys, ["fit", "recipe.yaml"])
-    for word in words:
-        assert word in message

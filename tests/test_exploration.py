@@ -14,15 +14,13 @@ from itertools import compress
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from rollouts import CALL, Brackets, Look, say
-from runs import adamw, column, data, last, make_module, rows, trainer, weights
+from runs import column, data, last, make_module, rows, trainer, weights
 from trajectories import Calls, attempt, ids_of, turn
 from turnrl import (
     AdvantageEstimator,
     ClippedSurrogate,
-    OutcomeOnly,
     OutcomeReward,
     Policy,
     Question,
@@ -31,23 +29,20 @@ from turnrl import (
     Stateful,
     ToolError,
     ToolResult,
-    TurnLevel,
     TurnReward,
     assign_credit,
     score_group,
 )
 from turnrl.agent.running import on_loop
-from turnrl.plugin.errors import CheckpointError, PluginError, TrainingError, TrajectoryLost
+from turnrl.plugin.errors import CheckpointError, PluginError, TrajectoryLost
 from turnrl.policy.head import ValueHead
 from turnrl.policy.layout import lay_out
-from turnrl.policy.model import LanguageModel
 from turnrl.policy.reading import read_trajectories
-from turnrl.rewards.scoring import CURVES
 from turnrl.runs import record
 from turnrl.testing import ScriptedEngine
 from turnrl.training import learning
 from turnrl.training.experience import Collected, Experience
-from turnrl.types import Critic, ForkableToolSession, Probe, ToolSession
+from turnrl.types import Critic, ForkableToolSession, Probe
 from turnrl.watch.recorder import Recorder
 from turnrl_estimators.valued import state_values, trees, with_state_values
 
@@ -159,21 +154,6 @@ def test_an_attempt_and_its_probes_restart_if_one_of_them_is_lost(chat, lockstep
             whole, branch = group[probe.member], probe.trajectory
             assert branch.turns[: branch.begins] == whole.turns[: branch.begins]
             assert branch.history(branch.begins) == whole.history(branch.begins)
-    assert not engine.open_sessions
-
-
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_an_error_reports_a_tool_whose_sessions_cannot_be_copied(chat, lockstep):
-    class Held(Stateful, Look):
-        def open(self, question):
-            return ToolSession()
-
-    rollout = Rollout(Brackets(), [Held()], lockstep=lockstep)
-    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
-    with pytest.raises(
-        ToolError, match=r"keeps a ToolSession .* copied\. Make it a ForkableToolSession, or"
-    ):
-        rollout.begin(engine, chat, QUESTIONS, 2, (0,), 1).result()
     assert not engine.open_sessions
 
 
@@ -303,22 +283,6 @@ def recorded(folder):
 def texts(groups):
     """What each member of each group sampled, as tokens."""
     return [[t.sample.token_ids for t in group] for group in groups]
-
-
-def test_a_collection_with_another_key_has_other_probes(tiny_model):
-    from turnrl_slots import Slots
-
-    module = make_module(tiny_model)
-    module.policy.load()
-    engine, collections = Slots().build(), []
-    engine.start(module.policy, module.rollout.max_tokens)
-    for number in (5, 6, 5):
-        engine.sync(len(collections))
-        probes = (
-            module.rollout.begin(engine, module.chat, QUESTIONS, 3, (number,), 1).result().probes
-        )
-        collections.append(texts([p.trajectory for p in group] for group in probes))
-    assert collections[0] == collections[2] != collections[1]
 
 
 def test_a_tree_trains_on_each_branch_and_once_on_their_shared_turns(tiny_model, tmp_path):
@@ -510,20 +474,6 @@ def test_a_critics_checkpoint_can_be_evaluated_but_not_trained_without_a_critic(
         trainer(tmp_path / "fit", 2).fit(make_module(tiny_model), data(), **done)
 
 
-def test_a_ruined_critic_takes_no_good_checkpoints_place(tiny_model, tmp_path):
-    class Ruins(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            with torch.no_grad():
-                pl_module.policy.value_head.bias.fill_(torch.inf)
-
-    module = make_module(tiny_model, estimator=ToGo(critic=Critic()))
-    run = trainer(tmp_path, 1, limit_val_batches=0)
-    run.callbacks.insert(0, Ruins())
-    with pytest.raises(TrainingError, match="its values are not finite"):
-        run.fit(module, data())
-    assert torch.load(last(tmp_path), weights_only=True)["global_step"] == 0
-
-
 def test_redraws_with_a_critic_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"model\.redraws is 1, but with a critic \(ToGo\)"):
         make_module(tiny_model, estimator=ToGo(critic=Critic()), redraws=1)
@@ -574,45 +524,6 @@ def test_groups_that_teach_nothing_are_redrawn_within_a_bound(
     assert (message in caplog.text) == (redraws == 3)
 
 
-class Rare(OutcomeReward):
-    """Pays a trajectory whose first token is one of the first few of the vocabulary."""
-
-    def score(self, trajectory):
-        return float(ids_of(trajectory, 0)[0] < 60)
-
-
-@pytest.mark.slow
-def test_metrics_are_of_the_first_draw_of_each_question(tiny_model, tmp_path):
-    rows_of, paid_in_the_end = [], []
-    for redraws in (0, 1, 3):
-        module = make_module(
-            tiny_model, estimator=OutcomeOnly(), redraws=redraws, group_size=2, optimizer=adamw(0.0)
-        )
-        module.rewards = [Rare()]
-        folder = tmp_path / str(redraws)
-        trainer(folder, 2, limit_val_batches=0).fit(module, data())
-        rows_of.append(rows(folder))
-        paid_in_the_end.append(
-            sum(float(group.outcome.sum()) for group in module.experience.groups)
-        )
-    plain, *redrawn = rows_of
-    first_draw = {
-        name
-        for name in [*plain[0], "train/findable"]
-        if name.startswith(("reward/", "rollout/")) or name.removeprefix("train/") in CURVES
-    }
-    first_draw -= {"rollout/sampled_tokens", "rollout/redrawn_groups", "rollout/probe_tokens"}
-    assert {"reward/total", "train/exact_match", "rollout/degenerate_groups"} <= first_draw
-    for metrics in redrawn:
-        for row, wanted in zip(metrics, plain, strict=True):
-            assert {n: row[n] for n in first_draw} == {n: wanted[n] for n in first_draw}
-    # the case is worth the trouble: groups that are kept for their differences earn more
-    assert paid_in_the_end[0] < paid_in_the_end[2]
-    left = [[float(row["train/degenerate_groups"]) for row in metrics] for metrics in rows_of]
-    assert left[0] == [float(row["rollout/degenerate_groups"]) for row in plain]
-    assert sum(left[0]) > sum(left[1]) > sum(left[2])
-
-
 def test_a_redrawn_group_is_another_one(tiny_model, tmp_path, caplog):
     runs = [
         learn(tiny_model, tmp_path / str(n), estimator=Fussy(4 * n), redraws=n) for n in range(3)
@@ -627,39 +538,6 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path, caplog):
     assert column(tmp_path / "1", "rollout/degenerate_groups") == [1.0]
     assert column(tmp_path / "1", "train/degenerate_groups") == [0.0]
     assert "nothing to learn from" not in caplog.text
-
-
-class Choosy(Fussy):
-    """Finds the second and the fourth group that it is asked of degenerate."""
-
-    def __call__(self, group):
-        return super().__call__(group) * (self.asked not in (2, 4))
-
-
-def test_only_groups_that_teach_nothing_are_redrawn_with_the_same_question(tiny_model, tmp_path):
-    plain, redrawn = (
-        learn(tiny_model, tmp_path / str(n), estimator=Choosy(0), redraws=n).experience.groups
-        for n in (0, 1)
-    )
-    assert [group.question for group in plain] == [group.question for group in redrawn]
-    before, after = (texts(group.trajectories for group in groups) for groups in (plain, redrawn))
-    same = [first == second for first, second in zip(before, after, strict=True)]
-    assert same == [True, False, True, False]
-
-
-def test_probes_of_redrawn_groups_are_counted(tiny_model, tmp_path):
-    class Probing(Fussy):
-        probes = 1
-
-        def prepare(self, attempts, scorer):
-            return state_values(attempts, scorer)
-
-    first, both = (
-        learn(tiny_model, tmp_path / str(n), estimator=Probing(4 * n), redraws=n) for n in (0, 1)
-    )
-    once, twice = first.experience.collected, both.experience.collected
-    again = twice.sampled - once.sampled - sum(len(a) for a in both.experience.advantages)
-    assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
 
 
 class Prepares(ToGo):
@@ -757,27 +635,6 @@ def test_explained_variance_compares_the_critic_with_the_actual_returns():
     assert tallies["critic/bias"].total / 2 == -1
 
 
-def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path):
-    class Prepared(TurnReward):
-        def __init__(self):
-            self.batches, self.known = [], set()
-
-        def prepare(self, trajectories, policy):
-            self.batches.append(len(trajectories))
-            self.known |= {id(t) for t in trajectories}
-            assert isinstance(policy, LanguageModel)
-
-        def score(self, trajectory, turn):
-            assert id(trajectory) in self.known
-            return 0.0
-
-    reward = Prepared()
-    module = make_module(tiny_model, estimator=TurnLevel())
-    module.rewards.append(reward)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
-    assert reward.batches == [16]
-
-
 class Slow(ForkableToolSession):
     """Takes a while to be copied; its tool counts what is open."""
 
@@ -872,14 +729,3 @@ def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):
     with pytest.raises(ToolError, match=r"did not answer to fork within timeout_s = 0\.05"):
         Rollout(Brackets(), [keeps]).begin(engine, chat, QUESTIONS[:1], 1, (0,), probes=1).result()
     keeps.check_closed()
-
-
-def test_a_copy_that_is_not_a_session_is_named(chat):
-    class Forgets(Slow):
-        def fork(self):
-            Slow(self.tool).close()
-
-    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
-    rollout = Rollout(Brackets(), [Keeps(Forgets)])
-    with pytest.raises(ToolError, match="gave None from fork; it gives a ToolSession"):
-        rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=1).result()

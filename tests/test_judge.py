@@ -23,7 +23,6 @@ import torch
 import yaml
 
 from hostile import too_slow
-from runs import column, data, make_module, trainer
 from turnrl import (
     Question,
     Reading,
@@ -42,7 +41,6 @@ from turnrl_rewards.verdicts import read_verdict
 
 NAMES = ("Rome", "Oslo", "Lima", "Bonn", "Bern", "Kyiv", "Baku", "Riga")
 KEY = "sk-aVerySecretKey123"
-LONG_AGO = "Fri, 31 Dec 1999 23:59:59 GMT"
 PARIS = Question("q", "The capital of France?", ("Paris", "City of Light"))
 
 
@@ -538,20 +536,6 @@ def test_a_judge_keeps_the_contract_of_rewards(serve, cls):
 
 
 # ------------------------------------------------------------------------------- training
-
-
-def test_a_policy_trains_on_verdicts(tiny_model, tmp_path, serve):
-    judge = serve(lambda prompt, n: verdict(float("a" in in_tags("given_answer", prompt))))
-    turns = serve(lambda *_: verdict(0.5))
-    module = make_module(tiny_model)
-    module.rewards = [reward(judge), reward(turns, LLMJudgeTurn)]
-    trainer(tmp_path, 1).fit(module, data())
-    (answered,) = column(tmp_path, "reward/outcome/llm_judge")
-    (state,) = column(tmp_path, "reward/turn/llm_judge_turn")
-    assert 0 < answered < 1
-    assert 0 < state <= 0.5
-    assert judge.requests
-    assert turns.requests
 
 
 def test_a_run_stops_on_an_outage_and_leaves_no_key_anywhere(recipe, serve, capfd):

@@ -12,7 +12,6 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.running import on_loop
 from turnrl.engines import MessageSampler, Reply
 from turnrl.plugin.errors import PluginError, TrajectoryLost
-from turnrl.testing import ScriptedEngine
 from worlds import Echo
 
 LOOK = ToolCall("echo", {"text": "abc"})
@@ -75,15 +74,6 @@ async def _messages(attempt, messages):
 def test_messages_that_are_not_well_formed_are_named(tiny_policy, messages, wrong):
     with pytest.raises(PluginError, match=wrong):
         play_one(tiny_policy, lambda attempt: _messages(attempt, messages))
-
-
-def test_a_single_call_instead_of_a_list_is_refused(tiny_policy):
-    async def play(attempt):
-        await attempt.reply(USER)
-        await attempt.call(LOOK)
-
-    with pytest.raises(PluginError, match=r"gave a ToolCall to attempt.call. Give it a list"):
-        play_one(tiny_policy, play, tools=[Echo()])
 
 
 def test_a_play_that_is_not_a_coroutine_function_is_named(tiny_policy):
@@ -229,64 +219,12 @@ def test_a_reply_that_was_cancelled_leaves_a_history_that_is_right(tiny_policy):
 # ------------------------------------------------------------------------- histories
 
 
-def test_messages_that_a_player_changes_later_start_a_new_history(tiny_policy):
-    chat = ChatFormat(tiny_policy.tokenizer)
-
-    async def play(attempt):
-        messages = [{"role": "user", "content": "one"}]
-        reply = await attempt.reply(messages)
-        messages[0]["content"] = "another"
-        messages += [{"role": "assistant", "content": reply.text}, *USER]
-        await attempt.reply(messages)
-
-    first, second = play_one(tiny_policy, play).samples
-    assert first.prompt_ids == chat.prompt([{"role": "user", "content": "one"}])
-    assert "another" in tiny_policy.tokenizer.decode(second.prompt_ids)
-
-
 def test_a_first_prompt_without_room_is_an_error_of_the_data(tiny_policy):
     async def play(attempt):
         await attempt.reply([{"role": "user", "content": "so long " * 200}])
 
     with pytest.raises(DataError, match=r"question 'q' makes a prompt of .* no room within"):
         play_one(tiny_policy, play)
-
-
-def test_a_history_without_a_reply_is_not_a_sample(tiny_policy):
-    async def play(attempt):
-        await attempt.reply(USER)
-        await attempt.reply([{"role": "user", "content": "so long " * 200}])
-
-    trajectory = play_one(tiny_policy, play)
-    assert trajectory.ended_by == "length"
-    assert len(trajectory.samples) == 1
-
-
-def test_a_stop_text_is_one_string_and_is_not_split_into_letters(tiny_policy):
-    seen = []
-
-    class Watches(ScriptedEngine):
-        def open(self, prompt_ids):
-            session = super().open(prompt_ids)
-            generate = session.generate
-
-            async def watched(new_ids, sampling):
-                seen.append(sampling.stop)
-                return await generate(new_ids, sampling)
-
-            session.generate = watched
-            return session
-
-    async def play(attempt):
-        await attempt.reply(USER, stop="END")
-
-    async def says(session, turn):
-        return "x"
-
-    engine = Watches(tiny_policy.tokenizer, says)
-    rollout = Rollout(player=FunctionPlayer(play), max_turn_tokens=40, max_tokens=400)
-    rollout.play(engine, ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,))
-    assert seen == [("END",)]
 
 
 def test_a_rewritten_history_reaches_a_server_of_messages_without_the_role_tool(tiny_policy):

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 
 import gymnasium
 import pytest
@@ -11,7 +10,7 @@ import torch
 from commands import save
 from players.frozen_lake import MOVES, FrozenLake, Lakes, Walker
 from players.plain_agent import PlainAgent
-from players.scripted import QUESTION, USER, ActingEcho, FunctionPlayer, play_one, scripted, walked
+from players.scripted import QUESTION, USER, FunctionPlayer, play_one, scripted, walked
 from players.summariser import Summariser
 from runs import adamw, column, trainer
 from turnrl import (
@@ -22,7 +21,6 @@ from turnrl import (
     Policy,
     Question,
     QuestionData,
-    Reading,
     RecipeError,
     Rollout,
     Stateful,
@@ -31,11 +29,9 @@ from turnrl import (
     ToolError,
     ToolResult,
     ToolSpec,
-    Turn,
 )
 from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
-from turnrl.engines import Reply
 from turnrl.plugin.errors import PluginError, TrajectoryLost
 from turnrl.runs import record
 from turnrl.testing import check_player
@@ -235,11 +231,6 @@ async def _parses_a_result(attempt, reply):
     return messages_after(reply.text, str(int(result.content.split()[0])))
 
 
-async def _sleeps(attempt, reply):
-    time.sleep(0.15)
-    return messages_after(reply.text)
-
-
 async def _nothing_more(attempt):
     await attempt.reply(USER)
 
@@ -254,8 +245,6 @@ async def _nothing_more(attempt):
          r"ended by 'answer' after 1 of 2 replies. Give "),
         (until_here(_parses_a_result), ["there", "here"],
          r"raised ValueError: .* In turn 1 a call failed: "),
-        (until_here(_sleeps), ["there", "here"],
-         r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
         (Boundless(), ["there"], r"^Boundless has no max_turns. Set it in the class: max_turns"),
     ],
 )  # fmt: skip
@@ -371,19 +360,6 @@ def test_the_end_of_an_attempt_cancels_the_players_tasks(tiny_policy):
 
     trajectory = play_one(tiny_policy, play)
     assert (len(trajectory.turns), trajectory.ended_by) == (4, "turns")
-
-
-def test_max_calls_per_turn_holds_over_all_of_a_players_requests(tiny_policy):
-    async def play(attempt):
-        await attempt.reply(USER)
-        for _ in range(2):
-            await attempt.call([ToolCall("echo", {"text": "x"})] * 2)
-
-    (turn,) = play_one(tiny_policy, play, tools=[ActingEcho()], max_calls_per_turn=3).turns
-    assert [result.unread for result in turn.results] == [
-        *["1 letters"] * 3,
-        "too many calls: at most 3 a turn",
-    ]
 
 
 def test_calls_after_a_tool_ended_the_attempt_are_not_run(tiny_policy):
@@ -526,14 +502,6 @@ def test_the_last_turn_runs_a_step_but_no_search(tiny_policy):
     assert looked.turns[1].results == ()
 
 
-class StepAndLook(Letters):
-    """A turn looks something up, takes a step, and looks up again."""
-
-    def read(self, text, turn, cut):
-        calls = (ToolCall(name, {"text": text}) for name in ("look", "echo", "look"))
-        return Reading(tuple(calls))
-
-
 class Look(Echo):
     """A search: a tool that does not act, and counts its runs."""
 
@@ -545,21 +513,6 @@ class Look(Echo):
     def run(self, calls):
         self.runs += len(calls)
         return super().run(calls)
-
-
-def test_a_result_with_unread_metadata_still_counts_as_read():
-    mail = ToolResult("Inbox: 3 new mails", metadata={"unread": 3})
-    assert mail.informs
-    assert "(not read)" not in str(Turn("look", results=(mail,)))
-
-
-def test_in_the_last_turn_max_calls_per_turn_counts_steps_only(tiny_policy):
-    tools = [Look(), Steps()]
-    trajectory = walked(tiny_policy, tools, ["b"] * 2, StepAndLook(), max_calls_per_turn=1)
-    first, last = trajectory.turns
-    assert [result.ok for result in first.results] == [True, False, False]
-    assert [result.ok for result in last.results] == [False, True, False]
-    assert (first.reward, last.reward) == (0, 1)
 
 
 def test_a_step_counts_even_without_room_to_read_its_result(tiny_policy):
@@ -581,7 +534,7 @@ def test_a_reward_of_the_world_is_a_finite_number(tiny_policy, reward):
         def run(self, calls):
             return [ToolResult("x", reward=reward) for _ in calls]
 
-    with pytest.raises(ToolError, match=r"whose reward is .*; it must be a finite number"):
+    with pytest.raises(ToolError, match=r"reward a finite number"):
         walked(tiny_policy, Odd(), ["b"] * 2)
 
 
@@ -629,52 +582,6 @@ def test_an_attempt_that_is_lost_repeatedly_stops_the_run(tiny_policy):
     )
 
 
-def test_restarted_attempts_are_counted(tiny_model, tmp_path):
-    trained(tiny_model, tmp_path, PlainAgent(), [Losing()], [Answered()], Numbers(), epochs=1)
-    assert column(tmp_path, "rollout/restarted") == [pytest.approx(1 / 8)]
-
-
-class Losing(Echo):
-    """Loses the first attempt that calls."""
-
-    lost = False
-
-    def run(self, calls):
-        results = super().run(calls)
-        if not self.lost:
-            self.lost, results = True, [TrajectoryLost("gone"), *results[1:]]
-        return results
-
-
-class Booth(Stateful, Echo):
-    """Serves two trajectories at a time."""
-
-    capacity = 2
-
-    def __init__(self):
-        self.open_now = self.most = 0
-
-    def open(self, question):
-        booth = self
-        booth.open_now += 1
-        booth.most = max(booth.most, booth.open_now)
-
-        class Visit(ToolSession):
-            """Leaves the booth when it closes."""
-
-            def close(self):
-                booth.open_now -= 1
-
-        return Visit()
-
-
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_no_more_attempts_run_at_once_than_a_toolset_serves(tiny_policy, lockstep):
-    booth = Booth()
-    scripted(tiny_policy, PlainAgent(), ["b", "a"], [booth], size=7, lockstep=lockstep)
-    assert booth.most == 2
-
-
 class Doors(Stateful, Tool):
     """Gives each attempt a tool that opens the door of its question."""
 
@@ -706,14 +613,3 @@ def test_a_session_can_have_its_own_tools(tiny_policy):
     answers = [group[0].answer for group in groups]
     assert answers[0] == "look is used | door_1 is used | no tool 'door_2'; there is look, door_1"
     assert answers[1].startswith("look is used | no tool 'door_1'; there is look, door_2")
-
-
-def test_a_reply_says_that_it_was_cut(tiny_policy):
-    seen = []
-
-    async def play(attempt):
-        seen.append(await attempt.reply(USER))
-
-    trajectory = play_one(tiny_policy, play, ["xxxxxxxx"], max_turn_tokens=2)
-    assert seen == [Reply(trajectory.turns[0].text, cut=True)]
-    assert trajectory.turns[0].cut

@@ -43,24 +43,12 @@ def test_a_weight_is_the_magnitude_of_its_reward(weight):
     assert WellFormed(weight).score(good) == weight
 
 
-def test_a_failed_call_earns_nothing_even_if_its_error_names_the_answer():
-    failed = trajectory(CALL, ANSWER, results=[ToolResult("no index 'Paris'", ok=False)])
-    assert ToolExecuted().score(failed, 0) == 0
-    assert AnswerRetrieved().score(failed, 0) == 0
-
-
 def test_tool_executed_pays_the_share_of_calls_that_succeeded():
     turn = trajectory(CALL).turns[0]
     results = (ToolResult("a"), ToolResult("b", ok=False), ToolResult("c", ok=False))
     three = Turn("", type(turn.reading)(calls=turn.reading.calls * 3), results)
     attempt = Trajectory(Question("q", "?", ("Paris",)), (three,), "turns")
     assert ToolExecuted(0.6).score(attempt, 0) == pytest.approx(0.2)
-
-
-def test_a_call_in_the_last_turn_earns_nothing():
-    late = trajectory(CALL, CALL, results=[ToolResult("Paris")])
-    assert ToolExecuted().score(late, 1) == 0
-    assert WellFormed().score(late) == 0
 
 
 def test_answers_are_found_only_as_whole_words():
@@ -120,13 +108,6 @@ def test_format_earns_the_share_of_good_turns_and_only_with_an_answer():
     assert WellFormed().score(trajectory("nonsense", ANSWER)) == 0.2  # one turn of two
     assert WellFormed().score(trajectory(CALL, "nonsense")) == 0
     assert WellFormed().score(answering("...")) == 0
-
-
-def test_a_forged_result_does_not_count_as_retrieved():
-    forged = "<reasoning>t</reasoning><result>Paris</result><answer>Paris</answer>"
-    attempt = trajectory(forged)
-    assert AnswerRetrieved().score(attempt, 0) == 0
-    assert WellFormed().score(attempt) == 0
 
 
 @pytest.mark.parametrize(

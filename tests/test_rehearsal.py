@@ -139,7 +139,7 @@ def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
 @pytest.mark.parametrize(
     ("content", "status", "text"),
     [
-        (None, "fail", "returned a ToolResult whose content is None; it must be a text"),
+        (None, "fail", "one ToolResult per call, whose content is a text"),
         (" \n", "warn", "calls succeed, but every result is empty"),
     ],
 )

@@ -41,7 +41,6 @@ from turnrl.testing import (
     check_segmenter,
     check_source,
     check_tool,
-    example_trajectories,
     hacked_trajectories,
 )
 from turnrl.testing.examples import RIGHT, SEARCHED, attempt
@@ -104,11 +103,9 @@ def test_a_good_tool_passes(tool):
         ),
         (
             {"run": lambda calls: None},
-            r"^tool 'upper' \(Upper\) returned None; run\(\) gives a list with one ToolResult per",
+            r"^tool 'upper' \(Upper\) returned None for 1 calls; run\(\) gives a list",
         ),
-        ({"run": lambda calls: "AB"}, "returned the string 'AB'; run.. gives a list"),
-        ({"run": lambda calls: [ToolResult("A")]}, "returned 1 for 2 calls; run.. gives one"),
-        ({"run": lambda calls: ["A" for _ in calls]}, "returned str; run.. gives ToolResults"),
+        ({"run": lambda calls: [ToolResult("A")]}, "returned .* for 2 calls; run.. gives"),
         (
             {"run": lambda calls: [ToolResult("A", False) for _ in calls]},
             r"on the good call {'text': 'a'} gives .*not a success with a text",
@@ -155,33 +152,11 @@ class Sleeps(Quick):
         never()
 
 
-class SleepsOpening(Stateful, Quick):
-    def open(self, question):
-        never()
-
-
-class Slow(ToolSession):
-    def close(self):
-        never()
-
-
-class SleepsClosing(Stateful, Quick):
-    def open(self, question):
-        return Slow()
-
-
-@pytest.mark.parametrize(
-    ("tool", "what"),
-    [
-        (Sleeps, "did not answer to run on upper with arguments .* within timeout_s = 0.5"),
-        (SleepsOpening, "did not answer to open for question 'q' .* within timeout_s = 0.5"),
-        (SleepsClosing, "did not answer to close within timeout_s = 0.5"),
-    ],
-)
-def test_a_tool_that_hangs_fails_in_its_time(tool, what):
+def test_a_tool_that_hangs_fails_in_its_time():
     before = time.monotonic()
-    with pytest.raises(AssertionError, match=rf"^tool 'upper' \({tool.__name__}\) .*{what}"):
-        check_tool(tool(), GOOD)
+    message = r"^tool 'upper' \(Sleeps\) did not answer to run on upper .* within timeout_s = 0.5"
+    with pytest.raises(AssertionError, match=message):
+        check_tool(Sleeps(), GOOD)
     assert time.monotonic() - before < 5
 
 
@@ -195,94 +170,8 @@ def test_a_tool_has_a_number_of_seconds(limit):
         check_tool(tool, GOOD)
 
 
-class Page(ToolSession):
-    """Counts itself, and is empty."""
-
-    def __init__(self, pages):
-        self.pages = pages
-        pages.append(self)
-
-    def __len__(self):
-        return 0
-
-    def close(self):
-        self.pages.remove(self)
-
-
-class Paged(Stateful, Upper):
-    """Opens a session for each call, and a test says what `run` does."""
-
-    def __init__(self, run=None):
-        self.pages, self.opened = [], 0
-        self.does = run or (lambda calls: None)
-
-    def open(self, question):
-        self.opened += 1
-        return Page(self.pages)
-
-    def run(self, calls):
-        self.does(calls)
-        return Upper.run(self, calls)
-
-
 def fails(*_):
     raise ValueError("no")
-
-
-def leaves(*_):
-    raise SystemExit("bye")
-
-
-def stops(*_):
-    raise StopIteration
-
-
-def late(calls):
-    never()
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (fails, "raised ValueError: no in run on upper with arguments .*a"),
-        (lambda calls: len(calls) > 1 and fails(), "raised ValueError: no in run on 2 calls"),
-        (leaves, "raised SystemExit: bye in run on upper"),
-        (stops, "raised StopIteration:  in run on upper"),
-        (late, "did not answer to run on upper with arguments .* within timeout_s = 0.5"),
-    ],
-)
-def test_every_session_is_closed_however_run_ends(run, message):
-    tool = Paged(run)
-    tool.timeout_s = Quick.timeout_s if run is late else 60
-    with pytest.raises(AssertionError, match=message):
-        check_tool(tool, GOOD)
-    assert not tool.pages
-    check_tool(tool := Paged(), GOOD)
-    assert tool.opened == 4
-    assert not tool.pages
-
-
-def test_sessions_are_closed_when_another_cannot_be_opened_or_closed():
-    tool = Paged()
-    tool.open = lambda question: Page(tool.pages) if len(tool.pages) < 1 else fails()
-    message = r"^tool 'upper' \(Paged\) raised ValueError: no in open for question 'q'"
-    with pytest.raises(AssertionError, match=message):
-        check_tool(tool, GOOD)
-    assert not tool.pages
-
-    class Stuck(Page):
-        def close(self):
-            super().close()
-            fails()
-
-    tool.open = lambda question: Stuck(tool.pages)
-    with pytest.raises(AssertionError, match=r"raised ValueError: no in close \(test_testing\.py:"):
-        check_tool(tool, GOOD)
-    assert not tool.pages
-    tool.does = fails  # which is what to mend first
-    with pytest.raises(AssertionError, match="raised ValueError: no in run on upper with"):
-        check_tool(tool, GOOD)
-    assert not tool.pages
 
 
 class Aimed(Stateful, Upper):
@@ -346,31 +235,11 @@ def test_a_good_segmenter_passes():
     check_segmenter(Plain())
 
 
-class Splits(Plain):
-    """Shows each result in a message of role tool."""
-
-    def read(self, text, turn, cut):
-        calls = tuple(ToolCall("x") for _ in text[:2])
-        return Reading(calls) if calls else Reading(format_error="nothing")
-
-    def observe(self, reading, results):
-        shown = [{"role": "tool", "content": result.content} for result in results]
-        return shown or [{"role": "user", "content": "nothing"}]
-
-
-def test_a_segmenter_may_show_each_result_in_a_message_of_a_tool():
-    check_segmenter(Splits())
-
-
 CALL = Reading((ToolCall("x"),))
 
 
 def calls(text, turn, cut):
     return CALL
-
-
-def asserts(text, turn, cut):
-    assert text, "a text"
 
 
 def alternates():
@@ -392,20 +261,12 @@ def shows(text, role="user"):
         ),
         ({"stop": ("</answer>",)}, "'answer' must be in its tags"),
         (
-            {"prompt": lambda question, tools: []},
-            "must give messages of role system or user or assistant with a text, not ",
-        ),
-        (
             {"prompt": lambda question, tools: [{"role": "system", "content": question.text}]},
             "must end with the user's message",
         ),
         (
             {"prompt": lambda question, tools: [{"role": "user", "content": "?"}]},
             "leaves the question out",
-        ),
-        (
-            {"prompt": lambda question, tools: [{"role": "user"}]},
-            r"with a text, not \[{'role': 'user'}\]",
         ),
         (
             {"read": lambda text, turn, cut: Reading(answer=text[0])},
@@ -418,28 +279,13 @@ def shows(text, role="user"):
             {"read": lambda text, turn, cut: Reading(answer=text)},
             r"cut=True\) takes the answer '.*' from what was cut: the whole, '.*', answers '",
         ),
-        ({"read": calls, "observe": lambda r, results: "text"}, "messages of role user or tool"),
         ({"read": calls, "observe": lambda reading, results: []}, "messages of role user or tool"),
-        ({"read": calls, "observe": shows("")}, "with a text, not"),
         ({"read": calls, "observe": shows("x", "assistant")}, "messages of role user or tool"),
         (
             {"read": calls, "observe": shows("...")},
             "must show each result as it is",
         ),
         ({"tags": ("answer",)}, "takes plain text for a well-formed turn"),
-        (
-            {"prompt": lambda question, tools: fails(tools and question)},
-            r"^Plain\.prompt\(Question\(id='q'.*\), \[\]\) raised ValueError: no$",
-        ),
-        (
-            {"read": lambda text, turn, cut: fails() if cut else Reading(answer=text)},
-            r"^Plain\.read\('', 0, cut=True\) raised ValueError: no$",
-        ),
-        (
-            {"read": calls, "observe": fails},
-            r"^Plain\.observe\(Reading\(calls=\(.*\), .*\), \[.*\]\) raised ValueError: no$",
-        ),
-        ({"read": asserts}, r"^Plain\.read\('', 0, cut=False\) raised AssertionError: a text"),
         ({"read": lambda text, turn, cut: Reading(answer=7)}, "answer is not text"),
         ({"read": lambda text, turn, cut: Reading(("x",))}, "'x' is no ToolCall"),
         (
@@ -546,7 +392,6 @@ def test_a_good_reward_passes(reward):
             lambda trajectory: math.nan,
             r"^Right.score\('right after a search'\) gives nan, which is not a finite n",
         ),
-        (lambda trajectory: None, "gives None, which is not a finite number"),
         (lambda trajectory: 10**400, "gives 10+, which is not a finite number"),
         (lambda trajectory: float(trajectory.answer is None), "pays for garbage, .*'garbage': 1.0"),
         (
@@ -576,21 +421,6 @@ def test_a_reward_that_raises_is_reported_with_the_trajectory_and_turn():
         check_reward(calls)
 
 
-def test_a_reward_sees_the_trajectories_before_it_scores_one():
-    class Prepared(Right):
-        def prepare(self, trajectories, policy):
-            assert policy == "a policy"
-            self.known = {id(t) for t in trajectories}
-
-        def score(self, trajectory):
-            assert id(trajectory) in self.known
-            return Right.score(self, trajectory)
-
-    check_reward(Prepared(), policy="a policy")
-    with pytest.raises(AssertionError, match=r"^Prepared\.prepare on \d+ .* raised Assert"):
-        check_reward(Prepared())
-
-
 def test_a_reward_must_have_one_kind_and_a_lower_case_name():
     class Both(OutcomeReward, TurnReward):
         def score(self, trajectory, turn=0):
@@ -602,20 +432,6 @@ def test_a_reward_must_have_one_kind_and_a_lower_case_name():
     right.name = "Is right"
     with pytest.raises(AssertionError, match=r"Right\.name is 'Is right': use lower case"):
         check_reward(right)
-
-
-def test_the_examples_hold_every_way_to_end():
-    examples = example_trajectories()
-    assert {t.ended_by for t in examples.values()} == {"answer", "turns"}
-    assert {len(t.turns) for t in examples.values()} == {1, 2}
-    for trajectory in examples.values():
-        assert isinstance(trajectory.question, Question)
-        for turn in trajectory.turns:
-            assert len(turn.results) == len(turn.reading.calls)
-        sample = trajectory.sample
-        columns = (sample.turn_index, sample.sampler_logprobs, sample.versions)
-        assert [len(column) for column in columns] == [len(sample)] * 3
-        assert {*trajectory.sampled_turns} == {*range(len(trajectory.turns))}
 
 
 # ------------------------------------------------------------------- estimators
@@ -687,14 +503,6 @@ def counts():
     return lambda group: centred(group) * next(numbers)
 
 
-def adds_up():
-    """The same tensor each time, which grows."""
-    kept = {}
-    return lambda group: kept.setdefault(group.reached.shape, centred(group) * 0).add_(
-        centred(group)
-    )
-
-
 @pytest.mark.parametrize(
     ("estimate", "message"),
     [
@@ -703,10 +511,6 @@ def adds_up():
             r"^Centred on a group of shape \(2, 1\) \(turns taken \[1, 1\], outcome and turn "
             r"rewards \[\[.*\]\]\) raised AttributeError: 'Group' object has no attribute",
         ),
-        (
-            lambda group: centred(group).tolist(),
-            "raised AttributeError: 'list' object has no attribute",
-        ),
         (lambda group: group.reached.long(), "neither a float tensor of that shape"),
         (lambda group: group.outcome, "neither a float tensor of that shape"),
         # all alike: 0 / 0
@@ -714,26 +518,14 @@ def adds_up():
             lambda group: centred(group) / (group.totals - group.totals.mean()).abs().sum(),
             r"rewards \[\[0.5, 0.5\], \[0.5, 0.5\]\]\) gives \[\[nan\], \[nan\]\], which is not f",
         ),
-        # a turn that nobody took: a mean of nothing
-        (
-            lambda group: centred(group) / group.reached.sum(0) * group.reached.any(0).log(),
-            r"\(turns taken \[1, 1\], .* gives .*, which is not finite",
-        ),
         # alone at a turn: sum / (n - 1) is 0 / 0
         (
             lambda group: (centred(group) / (group.reached.sum(0) - 1)).where(group.reached, 0),
             r"\(turns taken \[(2, 1|1, 2)\], .* gives .*, which is not finite",
         ),
-        # 1e6 to the ninth is more than a float holds
-        (lambda group: centred(group) ** 9, "which is not finite"),
         (lambda group: centred(group) + 1, "not zero where not reached"),
-        (lambda group: torch.where(group.reached, 0, 1e-9), "not zero where not reached"),
         (overwrites("outcome"), "changes outcome of the group"),
-        (overwrites("turn_rewards"), "changes turn_rewards of the group"),
-        (overwrites("reached"), "changes reached of the group"),
         (counts(), r"gives \[.*\], and the second time \[\["),
-        (adds_up(), r"gives \[.*\], and the second time \[\["),
-        (lambda group: torch.rand(group.reached.shape) * group.reached, "the second time"),
         # better than the one before it: a rotation of the group would not show it
         (
             lambda group: (group.outcome - group.outcome.roll(1))[:, None] * group.reached,
@@ -826,12 +618,6 @@ def gives(*questions):
     return lambda split: (Capitals().questions(split), iter(questions))[1]
 
 
-def once():
-    """The questions of an iterator, which are there one time."""
-    questions = iter([ask("1", "Bern")])
-    return lambda split: questions
-
-
 def by_turns():
     """The questions in the one order and in the other."""
     orders = itertools.cycle([1, -1])
@@ -840,10 +626,6 @@ def by_turns():
 
 def knows_every_split(split):
     return Capitals().questions("val" if split == "val" else "train")
-
-
-def knows_no_error(split):
-    return {"train": [ask("1", "Paris")], "val": [ask("2", "Bern")]}[split]
 
 
 def lists_no_splits(split):
@@ -861,17 +643,13 @@ def breaks_off():
     ("broken", "message"),
     [
         ({"uses": "fields"}, r"Capitals\.uses is 'fields': give a tuple"),
-        ({"uses": ("field",)}, r"Capitals\.uses is \('field',\)"),
         ({"default_splits": {"train": "train"}}, "default_splits is .*name one for 'train'"),
-        ({"default_splits": {"train": None, "val": None}}, "default_splits is"),
-        ({"default_splits": {"train": 1, "val": "val"}}, "default_splits is"),
         (
             {"default_splits": {"train": "train", "val": "test"}},
             r"Capitals\.questions\('test'\) raised DataError: no split 'test', only train, val",
         ),
         ({"questions": gives()}, r"questions\('train'\) gives nothing"),
         ({"questions": gives({"id": "1"})}, r"gives \{'id': '1'\}: a Question has an id"),
-        ({"questions": gives(ask("", "x"))}, "gives .*: a Question has an id and a text"),
         (
             {"questions": gives(ask("1", "x", text=" "))},
             "gives .*: a Question has an id and a text",
@@ -883,19 +661,15 @@ def breaks_off():
             r"gives one id to Question\(id='1'.*'x'.* and to Question\(id='1'.*'y'",
         ),
         ({"questions": by_turns()}, r"gives \('1', .* and the second time \('3', "),
-        ({"questions": once()}, "and the second time None"),
         (
             {"questions": knows_every_split},
             r"split'\) gives 3, and no DataError",
         ),
-        ({"questions": knows_no_error}, r"\('no-such-split'\) raised KeyError: 'no-such-split'"),
         (
             {"questions": lists_no_splits},
             r"DataError\('only train'\), which does not list the splits .*: \['train', 'val'\]",
         ),
         ({"passages": lambda: []}, r"Capitals\.passages\(\) gives nothing"),
-        ({"passages": lambda: ["text"]}, "gives 'text': a Passage has an id and a text"),
-        ({"passages": lambda: [Passage("a", "", "")]}, "gives .*: a Passage has an id and a text"),
         ({"passages": lambda: [Passage("a", "", "x"), Passage("a", "", "y")]}, "gives one id to"),
         ({"passages": breaks_off}, r"Capitals\.passages\(\) raised KeyError: 'text'"),
     ],
@@ -952,23 +726,3 @@ def test_a_scripted_engine_samples_the_text_given_for_its_session_and_turn(scrip
     sampled = [1, 2, *ids("1 in 0")]
     assert [history for _, history, _ in engine.asked] == [[1, 2], [*sampled, 7], [*sampled, 8]]
     assert not engine.open_sessions
-
-
-def test_a_scripted_engine_cuts_a_text_that_is_too_long_and_may_think_about_it(scripted):
-    async def later():
-        await asyncio.sleep(0.001)
-        return "Paris London Rome"
-
-    engine, ids = scripted(lambda number, turn: later())
-
-    def generate(tokens):
-        session = engine.open([1]).fork()
-        return asyncio.run(session.generate([], Sampling(tokens)))
-
-    whole = ids("Paris London Rome")
-    cut, exact = generate(len(whole) - 1), generate(len(whole))
-    assert (cut.token_ids, cut.reason) == (whole[:-1], "length")
-    assert (exact.token_ids, exact.reason) == (whole, "stop")
-    assert not engine.drained
-    asyncio.run(engine.drain())
-    assert engine.drained

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import decimal
-import gc
-import inspect
 import os
 import random
 import signal
@@ -16,7 +14,6 @@ import time
 import pytest
 
 from rollouts import (
-    CALL,
     QUESTION,
     Brackets,
     Count,
@@ -25,17 +22,14 @@ from rollouts import (
     PatientCount,
     PatientCounter,
     SlowlyMade,
-    collect,
     collect_with_engine,
-    say,
 )
-from turnrl import Question, RecipeError, Rollout, Tool, ToolCall, ToolError, ToolResult, call_tools
+from turnrl import Question, Rollout, Tool, ToolCall, ToolError, ToolResult, call_tools
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.agent.running import on_loop, result_of, run_tool
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.agent.turn_scheme import TurnScheme
-from turnrl.engines import Session
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl.types import ToolSession
 
@@ -73,33 +67,6 @@ def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep
     assert max(len(set(batch)) for batch in tool.batches) > 4
     tool.check_closed(40)
     assert not engine.open_sessions
-
-
-def test_every_trajectory_opens_a_session_whatever_it_calls(chat):
-    tool = Counter()
-    texts = ["=at once", '[add {"n": "many"}]', "[add not json]", '[sub {"n": 1}]', add(1)]
-    collect(
-        Rollout(Brackets(), [tool]),
-        chat,
-        lambda number, turn: "=done" if turn else texts[number],
-        group_size=5,
-    )
-    tool.check_closed(5)
-
-
-def test_a_tool_without_state_never_gets_a_session(chat):
-    class Watchful(Look):
-        def run(self, calls):
-            assert all(call.session is None for call in calls)
-            return super().run(calls)
-
-    stateless, stateful = Watchful(), Counter()
-    rollout = Rollout(Brackets(), [stateless, stateful])
-    groups = collect(rollout, chat, say(f"{CALL};{add(3)}", "=done"), QUESTIONS[:2], 3)
-    contents = [[r.content for r in t.turns[0].results] for group in groups for t in group]
-    assert contents == [["about x", "3"]] * 6
-    assert stateless.batches == [["x"] * 6]
-    stateful.check_closed(6)
 
 
 def test_calls_of_a_session_run_in_order_and_never_in_two_batches_at_once():
@@ -188,27 +155,6 @@ def test_an_async_tool_that_exits_stops_the_run_and_not_the_event_loop():
     tool = Exits()
     with pytest.raises(ToolError, match="raised SystemExit: no key in run"):
         asyncio.run(run_tool(tool, "run", tool.run, [ToolCall("exits")]))
-
-
-def test_a_batch_that_fails_when_no_caller_is_left_is_not_reported(caplog):
-    class Late(Counter):
-        async def run(self, calls):
-            await asyncio.sleep(0.02)
-            raise RuntimeError("too late")
-
-    async def scenario():
-        sessions = ToolSessions(Toolbox([Late()], str, 8))
-        await sessions.open(QUESTION)
-        caller = asyncio.create_task(sessions.answer([ToolCall("add", {"n": 1})]))
-        await asyncio.sleep(0.01)
-        caller.cancel()
-        await asyncio.wait([caller])
-        await asyncio.sleep(0.03)
-        assert caller.cancelled()
-
-    asyncio.run(scenario())
-    gc.collect()
-    assert caplog.text == ""
 
 
 def breaks(chat, tool, message, says=counts, group_size=6, kind=ToolError):
@@ -334,33 +280,6 @@ def test_a_session_that_cannot_be_closed_is_reported_and_the_others_are_closed(c
     tool.check_closed(12)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03])
-def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_all_the_same(
-    chat, seconds
-):
-    class Fails(Look):
-        async def run(self, calls):
-            await closing.wait()
-            await asyncio.sleep(seconds)
-            raise OSError("down")
-
-    closing = asyncio.Event()
-
-    async def last(engine):
-        closing.set()  # the tool fails in the tick after this trajectory has ended
-        return "=done"
-
-    tool = PatientCounter()
-    engine = ScriptedEngine(
-        chat.tokenizer,
-        lambda number, turn: CALL if number else add(1) if turn == 0 else last(engine),
-    )
-    rollout = Rollout(Brackets(), [Fails(), tool], lockstep=False)
-    with pytest.raises(ToolError, match="down"):
-        rollout.play(engine, chat, [QUESTION], 2, (0,))
-    tool.check_closed(2)
-
-
 # ------------------------------------------------------------------- branches
 
 
@@ -438,32 +357,6 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
     assert not engine.open_sessions
 
 
-def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
-    class Ended(Session):
-        async def generate(self, new_ids, sampling):
-            raise AssertionError
-
-        def fork(self):
-            raise RuntimeError("a session ends when the engine's weights change")
-
-        def close(self):
-            pass
-
-    tool = Counter()
-    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: add(1))
-    agent = Rollout(Brackets(), [tool]).agent(engine, chat)
-
-    async def scenario():
-        attempt = await begun(agent)
-        attempt.conversations[0].session = Ended()
-        with pytest.raises(RuntimeError, match="weights change"):
-            await attempt.fork((1,))
-        await attempt.close()
-
-    asyncio.run(scenario())
-    tool.check_closed(len(tool.opened))
-
-
 # ------------------------------------------------------------------- without a policy
 
 
@@ -482,13 +375,6 @@ def test_calls_are_answered_without_a_policy_each_trajectory_with_its_own_state(
     assert none == ()
     assert [len(batch) for batch in tool.batches] == [4]
     tool.check_closed(4)
-
-
-def test_tools_that_no_policy_could_call_are_refused_before_a_session_is_opened():
-    tools = [Counter(), Counter()]
-    with pytest.raises(RecipeError, match="two tools are called 'add'"):
-        asyncio.run(call_tools(tools, QUESTIONS[0], [[ToolCall("add", {"n": 1})]]))
-    assert not tools[0].opened
 
 
 def test_a_result_of_more_characters_than_are_accepted_is_cut_and_stops_no_run():
@@ -530,23 +416,11 @@ def test_a_flag_of_a_result_that_is_neither_true_nor_false_stops_the_run(flag):
             return [ToolResult("x", **flag) for _ in calls]
 
     ((name, value),) = flag.items()
-    with pytest.raises(ToolError, match=f"whose {name} is {value!r}; it is True or False"):
+    with pytest.raises(ToolError, match=f"{name}={value!r}.* True or False"):
         asyncio.run(call_tools([Odd()], QUESTIONS[0], [[ToolCall("look", {"query": "x"})]]))
 
 
 # ------------------------------------------------------------------- the kit agrees
-
-
-@pytest.mark.parametrize("kind", COUNTERS)
-def test_the_check_opens_and_closes_the_sessions_of_a_tool(kind):
-    class Doubles(kind):
-        def add(self, call):
-            return ToolResult(str(call.arguments["n"] * 2), ok=call.session.number == 0)
-
-    tool = Doubles()
-    check_tool(tool, [{"n": 1}, {"n": 2}])
-    tool.check_closed(len(tool.opened))
-    assert len(tool.opened) >= 3
 
 
 def test_the_check_catches_an_open_that_gives_no_session():
@@ -556,12 +430,6 @@ def test_the_check_catches_an_open_that_gives_no_session():
 
     with pytest.raises(AssertionError, match=r"gave \{\} from open; it gives a ToolSession, whose"):
         check_tool(Wrong(), [{"n": 1}])
-
-
-def test_a_session_is_not_part_of_a_calls_comparison_or_repr():
-    call, same = ToolCall("add", {"n": 1}, session=ToolSession()), ToolCall("add", {"n": 1})
-    assert call == same
-    assert repr(call) == repr(same)
 
 
 def test_threads_are_reused_and_a_hung_one_blocks_no_other_call():
@@ -597,30 +465,3 @@ def test_context_set_by_one_call_does_not_leak_into_the_next():
         return await result_of(lambda: (kept.get(), decimal.getcontext().prec))
 
     assert on_loop(calls()) == (0, decimal.DefaultContext.prec)
-
-
-def test_a_coroutine_that_arrives_after_the_timeout_is_closed():
-    """Else Python warns that it was never awaited."""
-    held, made = threading.Event(), []
-
-    async def answer():
-        raise AssertionError("nobody waits for it")
-
-    def slow():
-        held.wait()
-        made.append(answer())
-        return made[0]
-
-    async def calls():
-        call = asyncio.create_task(result_of(slow))
-        await asyncio.sleep(0.05)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    on_loop(calls())
-    held.set()
-    until = time.monotonic() + 10
-    while not (made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED):
-        assert time.monotonic() < until
-        time.sleep(0.01)

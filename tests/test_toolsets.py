@@ -227,15 +227,6 @@ def test_no_more_sessions_are_open_than_trajectories_are_under_way(chat):
         assert (bank.opened, bank.closed, bank.most) == (7, 7, 2)
 
 
-def test_the_check_calls_each_tool_of_a_set():
-    good = [ToolCall("pay", {"n": 1}), ToolCall("double")]
-    check_tool(Bank(), good, [ToolCall("pay", {"n": "x"})])
-    with pytest.raises(AssertionError, match="Bank has several tools: give a ToolCall, not"):
-        check_tool(Bank(), [{}])
-    with pytest.raises(AssertionError, match="gave 7 from close; it gives finite numbers"):
-        check_tool(Bank(figures=lambda account: 7), good)
-
-
 class Offered(Toolset):
     """Tools that are known once the set has started, as those of a server are."""
 

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import turnrl.policy.model
 from runs import column, data, make_module, trainer
 from trajectories import again, ids_of, observed, sampled_turn, trajectory, with_turns
 from turnrl import (
@@ -50,7 +49,6 @@ from turnrl_rewards import (
     SearchCost,
     StateScore,
     SupportSeen,
-    passages_shown,
 )
 from worlds import Echo, Letters
 
@@ -110,11 +108,8 @@ def test_a_repeated_call_costs_in_whichever_turn_it_repeats():
 
 
 @pytest.mark.parametrize("query", [
-    "Utrecht.", "UTRECHT", " utrecht\n", "Ut\u200brecht", "\ufeffUtrecht", "Ut\u00adrecht",
-    "Ütrecht",
-    "U\u0301trecht", "\uff35\uff54\uff52\uff45\uff43\uff48\uff54", "Utr\u0435\u0441ht", "(Utrecht)",
-    "Utrecht?!", "Utrecht…", "Utrecht -", "\u3164Utrecht", "«Utrecht»", "'Utrecht'", "**Utrecht**",
-    "U\u03c4recht", "Utrecht\u2060", "Utrecht_", "__Utrecht",
+    "UTRECHT", " utrecht\n", "Ut\u200brecht", "U\u0301trecht", "\uff35trecht", "Utr\u0435\u0441ht",
+    "(Utrecht)", "Utrecht?!", "Utrecht -", "\u3164Utrecht", "__Utrecht",
 ])  # fmt: skip
 def test_a_repetition_is_one_however_it_is_spelt(query):
     assert earned(Repetition(), attempt(turn(call("Utrecht")), turn(call(query)))) == [0, -0.2]
@@ -188,11 +183,6 @@ def test_words_of_a_call_are_nothing_found():
         assert earned(AnswerRetrieved(), whole) == [pay, 0]
 
 
-def test_passages_are_shown_by_successful_results_and_count_once():
-    assert passages_shown(attempt(*SEARCHED), 5) == {"p1", "p2", "p9"}
-    assert passages_shown(attempt(*SEARCHED), 1) == {"p1"}
-
-
 def test_progress_is_the_share_of_supporting_passages_that_a_turn_adds():
     two = Question("q", "?", ("Paris",), {"supporting_ids": ["p1", "p2"], "passage_id": "p9"})
     # p1 is half of them; p2 in a failed result is nothing; then the other half, and once
@@ -230,20 +220,6 @@ def test_the_score_in_the_readme_works():
     assert earned(Progress(names["PassagesSeen"](), 2.0), attempt(*SEARCHED)) == [2, 0, 4, 0, 0]
 
 
-def test_progress_prepares_its_score():
-    class Noted(Table):
-        """A score that notes what it is prepared with."""
-
-        def prepare(self, trajectories, policy):
-            self.seen = trajectories
-
-    score = Noted([0, 1])
-    attempts = [attempt(turn(call()))]
-    group = score_group(attempts, [Progress(score)])
-    assert score.seen == attempts
-    assert group.turn_rewards.tolist() == [[1.0]]
-
-
 # ------------------------------------------------------------------------------- F1
 
 
@@ -276,24 +252,6 @@ def test_f1_equals_squads(given_answer, accepted):
     assert F1().score(answered) == pytest.approx(wanted)
     hit = exact_match(given_answer, answered.question)
     assert not hit or F1(2.0).score(answered) == pytest.approx(2.0)
-
-
-def test_f1_counts_repeated_words():
-    def of(answer, *accepted):
-        return F1().score(attempt(turn(answer=answer), of=Question("q", "?", accepted)))
-
-    assert of("Paris, France", "Paris") == pytest.approx(2 / 3)  # P 1/2, R 1
-    assert of("york york", "New York") == 0.5  # P 1/2, R 1/2
-    assert of("New York", "Rome", "New York City") == pytest.approx(0.8)  # P 1, R 2/3
-    assert of("the", "a") == 0
-    assert F1().score(attempt(turn(call()))) == 0
-
-
-def test_f1_pays_for_a_list_more_than_for_a_guess_as_its_docstring_says():
-    of = [Question("q", "?", (answer,)) for answer in ("Paris", "Rome")]
-    both = sum(F1().score(attempt(turn(answer="Paris Rome"), of=q)) for q in of) / 2
-    guess = sum(F1().score(attempt(turn(answer="Rome"), of=q)) for q in of) / 2
-    assert (round(both, 2), guess) == (0.67, 0.5)
 
 
 # ------------------------------------------------------------------------------- a policy
@@ -582,27 +540,3 @@ def test_a_policy_trains_on_all_turn_rewards_together(tiny_model, tmp_path):
     before, after = column(tmp_path, "reward/turn/kl_penalty")
     assert abs(before) < 1e-4 < abs(after)
     assert column(tmp_path, "val/reward/turn/information_gain")
-
-
-def test_rewards_that_ask_the_policy_stay_within_minibatch_tokens(
-    tiny_model, tmp_path, monkeypatch
-):
-    module, asked, budgets = (
-        make_module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}),
-        [],
-        [],
-    )
-    read, forward_passes = module.policy.read, turnrl.policy.model.forward_passes
-
-    def watched(rows, budget, *more):
-        budgets.append(budget)
-        return forward_passes(rows, budget, *more)
-
-    monkeypatch.setattr(turnrl.policy.model, "forward_passes", watched)
-    module.policy.read = lambda rows, *budget, **more: (
-        asked.append(budget[:1]) or read(rows, *budget, **more)
-    )
-    module.rewards = [InformationGain(), KLPenalty(0.1)]
-    trainer(tmp_path, 1).fit(module, data())
-    assert asked.count(()) > 3  # the rewards name none
-    assert set(budgets) == {150}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from turnrl.agent.function_tools import FunctionTool, shown_call
 from turnrl.agent.running import run_tool
-from turnrl.plugin.errors import ToolError, TrajectoryLost, is_finite, is_flag, kind_of
+from turnrl.plugin.errors import ToolError, TrajectoryLost, is_finite, is_flag
 from turnrl.types import ToolCall, ToolResult, Toolset
 
 MAX_RESULT_CHARACTERS = 1_000_000
@@ -50,33 +50,24 @@ class Batcher:
         tool = self.toolset
         timed = not isinstance(tool, FunctionTool)  # which times each call
         results = await run_tool(tool, "run", tool.run, calls, on=on, timed=timed)
-        what = f"{self.toolset} returned"
-        if isinstance(results, str) or not isinstance(results, Sequence):
+        listed = isinstance(results, Sequence) and not isinstance(results, str)
+        if not listed or len(results) != len(calls) or not all(map(_is_reply, results)):
             raise ToolError(
-                f"{what} {kind_of(results)}; run() gives a list with one ToolResult per call."
+                f"{tool} returned {results!r:.200} for {len(calls)} calls; run() gives a list with "
+                "one ToolResult per call, whose content is a text, ok and done True or False, and "
+                "reward a finite number."
             )
-        if len(results) != len(calls):
-            count = len(results)
-            raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
-        for result in results:
-            if isinstance(result, TrajectoryLost):
-                continue
-            if not isinstance(result, ToolResult):
-                raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
-            if not isinstance(result.content, str):
-                content = f"a ToolResult whose content is {kind_of(result.content)}"
-                raise ToolError(f"{what} {content}; it must be a text.")
-            if not is_finite(result.reward):
-                reward = f"a ToolResult whose reward is {result.reward!r:.80}"
-                raise ToolError(f"{what} {reward}; it must be a finite number.")
-            for name, flag in (("done", result.done), ("ok", result.ok)):
-                if not is_flag(flag):
-                    raise ToolError(
-                        f"{what} a ToolResult whose {name} is {flag!r:.80}; it is True or False."
-                    )
         return [
             result
             if isinstance(result, TrajectoryLost) or len(result.content) <= MAX_RESULT_CHARACTERS
             else result.shown_as(result.content[:MAX_RESULT_CHARACTERS])
             for result in results
         ]
+
+
+def _is_reply(value: object) -> bool:
+    """True of a well-formed result, and of a lost trajectory."""
+    if not isinstance(value, ToolResult):
+        return isinstance(value, TrajectoryLost)
+    flags = is_flag(value.ok) and is_flag(value.done)
+    return isinstance(value.content, str) and flags and is_finite(value.reward)

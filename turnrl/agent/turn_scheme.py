@@ -72,11 +72,21 @@ class TurnScheme(Driver):
 
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """See `Segmenter.prompt`."""
-        with self._blamed("prompt", question):
-            messages: object = self.plugin.prompt(question, tools)
+        return self._messages("prompt", question, tools)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """See `Segmenter.observe`."""
+        return self._messages("observe", reading, results)
+
+    def _messages(self, method: str, about: object, others: Sequence[object]) -> list[Message]:
+        """What a method of the segmenter gives, in the form of `plain` messages."""
+        with self._blamed(method, about):
+            messages: object = getattr(self.plugin, method)(about, others)
         if not isinstance(messages, list) or not messages:
-            raise self._gave("prompt", messages, "a list of messages, the last one the user's")
-        with self._blamed("prompt", question):
+            raise self._gave(
+                method, messages, "a list of messages, the last one of role user or tool"
+            )
+        with self._blamed(method, about):
             return [plain(message) for message in messages]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
@@ -86,15 +96,6 @@ class TurnScheme(Driver):
         if not isinstance(reading, Reading):
             raise self._gave("read", reading, "a turnrl.Reading")
         return reading
-
-    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """See `Segmenter.observe`."""
-        with self._blamed("observe", reading):
-            messages: object = self.plugin.observe(reading, results)
-        if not isinstance(messages, list) or not messages:
-            raise self._gave("observe", messages, "at least one message, of role user or tool")
-        with self._blamed("observe", reading):
-            return [plain(message) for message in messages]
 
     def _gave(self, method: str, value: object, wanted: str) -> PluginError:
         return PluginError(

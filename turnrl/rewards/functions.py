@@ -129,7 +129,7 @@ class FunctionReward(Reward):
                 "list with a number for each of them."
             )
         # None or NaN: the function does not apply to a completion; TRL leaves it out of its sum
-        paid = [self._number(score) if _applies(score) else 0.0 for score in returned]
+        paid = [self._weigh(score) if _applies(score) else 0.0 for score in returned]
         return paid, {name: fmean(values) for name, values in logged.items()}
 
     def score(self, trajectory: Trajectory, *turn: int) -> float:
@@ -140,18 +140,12 @@ class FunctionReward(Reward):
         own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
         columns = self._columns([trajectory.question], own)
         row = {name: value for name, (value,) in columns.items()}
-        return self._number(self._function(**row | own))
+        paid: float = self._weigh(self._function(**row | own))
+        return paid
 
-    def _number(self, score: Any) -> float:
-        value = math.nan
-        with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
-            value = math.nan if isinstance(score, str) else float(score)
-        if not math.isfinite(value):
-            raise PluginError(
-                f"{self} returned {score!r:.80}, which is not a finite number. Return one, such as "
-                "0.0 where it has nothing to pay for."
-            )
-        return self.weight * value
+    def _weigh(self, score: Any) -> Any:
+        """The score times the weight. What is no number stays as it is, to be refused."""
+        return score if self.weight == 1.0 else self.weight * score
 
     def _columns(
         self, questions: Sequence[Question], own: Mapping[str, object]

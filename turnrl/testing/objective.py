@@ -108,15 +108,11 @@ def _minibatches(tokens: SampledTokens, count: int) -> list[SampledTokens]:
     parts = []
     for number in range(count):
         own = tokens.trajectories == number
-        parts.append(
-            SampledTokens(
-                tokens.logprobs[own],
-                tokens.advantages[own],
-                tokens.weights[own],
-                tokens.entropies[own],
-                tokens.trajectories[own],
-                tokens.turns[own],
-                {need: stream[own] for need, stream in tokens.compared.items()},
-            )
-        )
+        streams = {
+            f.name: value[own]
+            for f in fields(tokens)
+            if (value := getattr(tokens, f.name)) is not None and f.name != "compared"
+        }
+        compared = {need: stream[own] for need, stream in tokens.compared.items()}
+        parts.append(replace(tokens, **streams, compared=compared))
     return parts

@@ -55,7 +55,7 @@ def _text(message: Mapping[str, Any]) -> str:
         case [*_] if all(isinstance(part, Mapping) for part in parts):
             texts = [part.get("text") for part in parts if part.get("type") == "text"]
             if all(isinstance(text, str) for text in texts):
-                return "".join(texts)
+                return "".join(map(str, texts))
     raise ValueError(f"its content is {content!r:.80}, not a text")
 
 
