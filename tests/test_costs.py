@@ -9,7 +9,6 @@ import logging
 import math
 import statistics
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,7 +30,6 @@ from turnrl import (
     TurnReward,
 )
 from turnrl.cli import main
-from turnrl.credit.applied import applied
 from turnrl.credit.why import terms
 from turnrl.rewards.functions import FunctionReward
 from turnrl.rewards.scoring import score_group
@@ -377,17 +375,6 @@ def test_a_recorded_group_gets_the_same_credit_again(tmp_path):
             written = [turn["advantage"] for turn in row["turns"]]
             assert again[: len(written)].tolist() == pytest.approx(written, abs=1e-5)
         assert json.loads(rows[0]["estimator"])["arguments"]["gamma"] == 0.9
-
-
-def test_a_record_that_is_older_than_costs_says_so(tmp_path):
-    run = trajectories.run(tmp_path / "run")
-    for file in (run / "record").iterdir():
-        pq.write_table(pq.read_table(file).drop_columns(["costs", "right_at"]), file)
-    group = record.group(record.groups(record.read(run))[0])
-    assert group.cost_names is None
-    reasons = {credit.name: credit.reason for credit in applied(group, TurnLevel(), "mine")}
-    assert "the record of this group is older than that" in reasons["CostsAmongRight"]
-    assert reasons["mine"] == ""
 
 
 def test_a_run_records_which_rewards_are_costs_and_what_counts_as_right(recipe, capsys):

@@ -160,7 +160,7 @@ class RecordedAttempt(RecordedTokens):
     sample_tokens: tuple[int, ...]
     outcome: float
     rewards: tuple[NamedValue, ...]
-    costs: tuple[str, ...] | None
+    costs: tuple[str, ...]
     right_at: tuple[NamedValue, ...]
     figures: tuple[NamedValues, ...]
     group_mean: float | None

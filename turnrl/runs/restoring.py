@@ -65,7 +65,7 @@ def _components(
             for part in turn.rewards:
                 values[part.name][i, k] = part.value
     return {
-        name: RewardComponent(own, None if costs is None else name in costs, right_at.get(name))
+        name: RewardComponent(own, name in costs, right_at.get(name))
         for name, own in values.items()
     }
 

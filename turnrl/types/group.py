@@ -22,14 +22,13 @@ class RewardComponent:
     Args:
         values: For a turn reward (G, K), zero after an attempt's last turn; for an outcome reward
             (G,). In float64.
-        is_cost: True if it is a cost (`Reward.is_cost`); None if that is unknown, as in the record
-            of an older turnrl.
+        is_cost: True if it is a cost (`Reward.is_cost`).
         right_at: The least score of a right attempt (`Reward.right_at`); None if the reward does
             not say which attempts are right.
     """
 
     values: Tensor
-    is_cost: bool | None = False
+    is_cost: bool = False
     right_at: float | None = None
 
     @property
@@ -89,12 +88,9 @@ class Group:
         return reduce(operator.and_, verdicts) if verdicts else None
 
     @property
-    def cost_names(self) -> tuple[str, ...] | None:
-        """Names of the components that are costs; None if that is unknown."""
-        parts = self.components.items()
-        if any(part.is_cost is None for _, part in parts):
-            return None
-        return tuple(name for name, part in parts if part.is_cost)
+    def cost_names(self) -> tuple[str, ...]:
+        """Names of the components that are costs."""
+        return tuple(name for name, part in self.components.items() if part.is_cost)
 
     @property
     def turn_costs(self) -> Tensor:

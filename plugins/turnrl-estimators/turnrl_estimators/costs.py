@@ -91,11 +91,6 @@ class CostsAmongRight(GroupRelative):
             )
 
     def __call__(self, group: Group) -> Tensor:
-        if group.cost_names is None:
-            raise RecipeError(
-                "CostsAmongRight needs to know which rewards are costs, and the record of this "
-                "group is older than that. Take a newer run."
-            )
         paid = _paid(group)
         credit = self.paid_rule(paid)
         if not group.cost_names or len(group.trajectories) < 2:
