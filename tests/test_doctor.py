@@ -389,9 +389,12 @@ def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
 
 
 def test_fit_runs_the_quick_half_first(recipe, capsys, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 10**6))
+    def refuse(self, start):
+        yield Finding("fail", "run folder", "it is full", "Empty it.")
+
+    monkeypatch.setattr(checks.RunFolder, "run", refuse)
     assert main(["fit", recipe()]) == 2
-    assert "RecipeError: disk: 0.00 GB free" in capsys.readouterr().err
+    assert "RecipeError: run folder: it is full. Empty it." in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------- parts

@@ -32,14 +32,16 @@ from turnrl import Policy, RecipeError
 from turnrl.cli import main
 from turnrl.engines import Beside
 from turnrl.plugin.errors import parse_bytes
+from turnrl.plugin.text import gigabytes
 from turnrl.policy.compute import adapted_layers
 from turnrl.policy.settings import Lora
 from turnrl.policy.trials import Way
 from turnrl.testing import ScriptedEngine
 from turnrl.types import Start
 from turnrl_doctor.counts import ENGINE, PHASES, learning, memory, reading, resident, stepping
-from turnrl_doctor.memory import MemoryPlan, given_settings, work_of
-from turnrl_doctor.plan import Card, choose, gigabytes, table
+from turnrl_doctor.memory import MemoryPlan
+from turnrl_doctor.plan import Card, choose, table
+from turnrl_doctor.planning import given_settings, work_of
 from turnrl_doctor.work import NAMES, Choice, Decoder, Work, decoder_of
 from turnrl_vllm import VLLM
 

@@ -129,6 +129,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def gigabytes(size: float) -> str:
+    """`5.63`, `47.1`: three digits, in units of 10^9 bytes."""
+    return f"{size / 1e9:.2f}" if size < 9.995e9 else f"{size / 1e9:.1f}"
+
+
 def visible(text: str) -> str:
     r"""`text` for people to read, with escapes such as `\x1b` or `\u202e` for characters that act
     on a terminal or cannot be seen.

@@ -6,7 +6,8 @@ rehearsal  the recipe's own parts, tried on a few questions
 staged     the turn scheme of scripted attempts
 tools      tools, called with arguments that they allow, and judged
 miniature  the recipe's model, small enough for any machine
-memory     the memory plan, applied to a recipe
+memory     the check that plans a GPU's memory
+planning   the plan of a recipe, and the settings that it chooses
 plan       the plan itself: functions of numbers, like work and counts
 """
 

@@ -17,12 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 from turnrl import MTGRPO, Check, Finding, RecipeError
 from turnrl.plugin.errors import in_short
+from turnrl.plugin.text import gigabytes
 from turnrl.policy.sizes import sizes_of
 from turnrl.runs.claim import writable_part
-from turnrl.testing import check_turns
 from turnrl.types import Start, Status
-from turnrl_doctor.memory import work_of
-from turnrl_doctor.plan import gigabytes
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _TEXTS = 200
@@ -117,7 +115,11 @@ _RECORD = 30_000
 class Disk(RecipeCheck):
     """Room for checkpoints and for the record."""
 
+    quick = False
+
     def examine(self, start: Start, module: MTGRPO) -> Iterator[Finding]:
+        from turnrl_doctor.planning import work_of
+
         if start.folder is None:
             return
         try:
@@ -230,6 +232,8 @@ class ChatTemplate(RecipeCheck):
         yield Finding("pass", "chat template", f"takes the messages of {name}")
         if rollout.segmenter is None:
             return
+        from turnrl.testing import check_turns
+
         try:
             check_turns(copy.deepcopy(rollout.segmenter), [[*rollout.specs]], _TEXTS)
         except AssertionError as breach:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from turnrl import RecipeError
+from turnrl.plugin.text import gigabytes
 from turnrl_doctor.counts import ENGINE, PHASES, Parts, memory
 from turnrl_doctor.work import NAMES, Choice, Work
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS
@@ -204,11 +205,6 @@ def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
         f"the plan uses {gigabytes(card.usable)} of the {gigabytes(card.bytes)} GB of {card.name}; "
         f"the largest part is {largest} ({gigabytes(parts[largest])} GB). {step}"
     )
-
-
-def gigabytes(size: float) -> str:
-    """`5.63`, `47.1`: three digits, in units of 10^9 bytes."""
-    return f"{size / 1e9:.2f}" if size < 9.995e9 else f"{size / 1e9:.1f}"
 
 
 def table(plan: CostedChoice) -> str:
