@@ -18,9 +18,6 @@ has a line for each finished run.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,12 +51,7 @@ def add_sweep_command(commands: Commands) -> None:
         if {"-h", "--help"} & {*words}:
             parser.print_help()
             return 0
-        # a program wants to read the table alone
-        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-            table = _run(args, words)
-        if args.json:
-            print(json.dumps(table.as_json()))
-        return int(bool(table.missing))
+        return int(bool(_run(args, words).missing))
 
     parser.set_defaults(run=run)
 
@@ -75,9 +67,8 @@ def _options() -> argparse.ArgumentParser:
     add("-o", "--output", metavar="FOLDER", help=text)
     text = "file for the lines of finished runs (default: results.jsonl in the folder)"
     add("--results", metavar="FILE", help=text)
-    text = "runs at a time, which share the cores (default: one for each GPU, or each core)"
+    text = "runs at a time, which share the cores (default: one for each core, or one on a GPU)"
     add("--jobs", type=int, metavar="N", help=text)
-    add("--json", action="store_true", help="print the table as JSON")
     return options
 
 

@@ -1,4 +1,4 @@
-"""Runs side by side: a process for each, with its share of the cores or a GPU.
+"""Runs side by side: a process for each, with its share of the cores.
 
 A run has its own session, so Ctrl-C reaches the sweep alone, which stops its runs. None outlives
 it: see `child`.
@@ -21,70 +21,26 @@ from turnrl.commands.sweep.matrix import Cell
 from turnrl.plugin.errors import RecipeError
 
 _THREADS = [f"{name}_THREADS" for name in ("OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "VECLIB_MAXIMUM")]
-ONE = (None, "auto", 1, "1", -1, "-1")
-"""Values of `trainer.devices` with which a run may have one GPU."""
 _GRACE_S = 30.0
 """Time that a run has to stop: its engine waits for the pass under way."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Where runs are at work.
+def share_cores(jobs: int | None, kind: str) -> tuple[int, int]:
+    """The number of runs at a time, and the threads of each.
 
     Args:
-        devices: For each run at a time, its GPU as `CUDA_VISIBLE_DEVICES` names it, or None.
-        threads: Threads of each.
-    """
-
-    devices: Sequence[str | None]
-    threads: int
-
-    def environment(self, device: str | None) -> dict[str, str]:
-        """The environment of a run."""
-        own = {name: str(self.threads) for name in _THREADS}
-        if device is not None:
-            own["CUDA_VISIBLE_DEVICES"] = device
-        # unbuffered, so that the log of a killed run has its last words
-        return {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
-
-
-def workers(jobs: int | None, kind: str, several: object) -> Workers:
-    """Divide up the cores or GPUs of this machine.
-
-    Args:
-        jobs: Runs at a time; None for one on each GPU, and without GPUs one on each core.
+        jobs: The number that the user wants; None for a run on each core, or one run at a time on
+            any other device.
         kind: Device of the recipe: `cpu`, `cuda` or another.
-        several: The recipe's `trainer.devices`. A recipe that asks for several gets all GPUs, and
-            its runs come one after the other.
     Raises:
         RecipeError: If `jobs` is below 1.
     """
     if jobs is not None and jobs < 1:
         raise RecipeError(f"--jobs is {jobs}; it must be 1 or more.")
-    gpus = _gpus() if kind == "cuda" and several in ONE else []
-    cores = _cores()
-    if jobs is None:
-        jobs = len(gpus) or (cores if kind == "cpu" else 1)
-    # a user's own number of threads stays
-    own = os.environ.get(_THREADS[0], "")
-    threads = int(own) if own.isdigit() else max(1, cores // jobs)
-    return Workers([gpus[n % len(gpus)] if gpus else None for n in range(jobs)], threads)
-
-
-def _cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _gpus() -> list[str]:
-    """The GPUs that this process may use."""
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = torch.cuda.device_count()
-    names = [*map(str, range(count))] if visible is None else visible.split(",")
-    return [name.strip() for name in names[:count]]
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    jobs = jobs or (cores if kind == "cpu" else 1)
+    own = os.environ.get(_THREADS[0], "")  # a user's own number of threads stays
+    return jobs, int(own) if own.isdigit() else max(1, cores // jobs)
 
 
 # ---------------------------------------------------------------------------------------- one run
@@ -98,19 +54,18 @@ class Job:
         cell: The run.
         log: The file of everything that its attempts printed.
         words: What follows `turnrl`.
-        environment: Of its process.
-        device: Its GPU.
+        threads: Number of its threads.
     """
 
     cell: Cell
     log: Path
     words: Sequence[str]
-    environment: dict[str, str]
-    device: str | None = None
+    threads: int
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        threads = dict.fromkeys(_THREADS, str(self.threads))
         with self.log.open("ab") as out:
             self._from = out.tell()
             program = [sys.executable, str(Path(__file__).with_name("child.py"))]
@@ -119,7 +74,8 @@ class Job:
                 stdin=subprocess.PIPE,  # which ends when this process does
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                # unbuffered, so that the log of a killed run has its last words
+                env={**os.environ, **threads, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
 
@@ -155,12 +111,12 @@ class Jobs:
     """Runs at work, of which none is left when the block ends.
 
     Args:
-        where: Where they work.
+        most: Number of runs at a time.
+        threads: Threads of each.
     """
 
-    def __init__(self, where: Workers) -> None:
-        self._free = [*where.devices]
-        self._where = where
+    def __init__(self, most: int, threads: int) -> None:
+        self._most, self._threads = most, threads
         self.running: list[Job] = []
 
     def __enter__(self) -> Self:
@@ -180,13 +136,11 @@ class Jobs:
     @property
     def full(self) -> bool:
         """True if every place is taken."""
-        return not self._free
+        return len(self.running) >= self._most
 
     def begin(self, cell: Cell, log: Path, words: Sequence[str]) -> None:
         """Start a run in a free place."""
-        device = self._free.pop(0)
-        environment = self._where.environment(device)
-        self.running.append(Job(cell, log, words, environment, device))
+        self.running.append(Job(cell, log, words, self._threads))
 
     def wait(self) -> list[tuple[Job, int]]:
         """Wait for a moment, and take the runs that have ended, with their exit codes."""
@@ -194,5 +148,4 @@ class Jobs:
         ended = [(job, code) for job in self.running if (code := job.ended()) is not None]
         for job, _ in ended:
             self.running.remove(job)
-            self._free.append(job.device)
         return ended

@@ -41,7 +41,6 @@ class Cell:
             the same digest differ only in their seeds.
         arguments: The recipes and options of `turnrl fit`.
         loggers: The loggers of the recipe, except for the one that keeps the folder of a run.
-        devices: Its `trainer.devices`.
     """
 
     settings: Mapping[str, str]
@@ -49,7 +48,6 @@ class Cell:
     digest: str
     arguments: tuple[str, ...]
     loggers: tuple[Mapping[str, Any], ...]
-    devices: object
 
     @property
     def key(self) -> tuple[str, int]:
@@ -131,7 +129,7 @@ def read_cells(
             for logger in listed(trainer["logger"])
             if isinstance(logger, dict) and logger.get("init_args") != read.place.logger
         )
-        more = tuple(read.arguments), tuple(loggers), trainer.get("devices")
+        more = tuple(read.arguments), tuple(loggers)
         cells += [Cell(settings, seed, digest, *more) for seed in numbers]
     return invocation, sorted(cells, key=lambda cell: numbers.index(cell.seed))
 

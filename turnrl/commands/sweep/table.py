@@ -9,7 +9,7 @@ does well early.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 from turnrl.commands.sweep.matrix import Cell, title
@@ -63,28 +63,6 @@ class Table:
     main: str
     tokens: float
     missing: Sequence[Cell]
-
-    def as_json(self) -> dict[str, object]:
-        """The table as plain values."""
-        settings = [
-            {
-                "settings": dict(row.settings),
-                "seeds": row.seeds,
-                "figures": {
-                    name: {
-                        "mean": fmean(values.values()),
-                        "interval": student([*values.values()]),
-                        "values": values,
-                        "difference": asdict(row.gains[name]) if name in row.gains else None,
-                    }
-                    for name, values in row.values.items()
-                },
-            }
-            for row in self.rows
-        ]
-        missing = [{"settings": dict(cell.settings), "seed": cell.seed} for cell in self.missing]
-        about = {"area_of": self.main, "area_tokens": self.tokens}
-        return {"settings": settings, **about, "missing": missing}
 
     def lines(self) -> Iterator[str]:
         """The table as lines of at most 80 columns."""

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from turnrl.commands.sweep import results
-from turnrl.commands.sweep.jobs import ONE, Job, Jobs, workers
+from turnrl.commands.sweep.jobs import Job, Jobs, share_cores
 from turnrl.commands.sweep.matrix import Cell, check
 from turnrl.commands.sweep.table import Table, tabulate
 from turnrl.plugin.errors import DataError, TurnRLError
@@ -61,7 +61,7 @@ class Sweep:
         others continue.
 
         Args:
-            at_a_time: Number of runs at a time; None for as many as the machine has GPUs or cores.
+            at_a_time: Number of runs at a time; None for one on each core.
         Raises:
             RecipeError: If there is a mistake.
         """
@@ -70,18 +70,17 @@ class Sweep:
         subject = f"{recipes} settings" if recipes > 1 else "the recipe"
         say(f"checking {subject}; this loads torch and Lightning")
         kind = check(queue, self._folder)
-        several = next((cell.devices for cell in queue if cell.devices not in ONE), None)
-        where = workers(at_a_time, kind, several)
-        say(f"{len(where.devices)} at a time, {counted(where.threads, 'thread')} each, on {kind}")
+        most, threads = share_cores(at_a_time, kind)
+        say(f"{most} at a time, {counted(threads, 'thread')} each, on {kind}")
         left = len(queue)
         try:
-            with Jobs(where) as jobs:
+            with Jobs(most, threads) as jobs:
                 while queue or jobs.running:
                     while queue and not jobs.full:
                         self._begin(queue.pop(0), jobs)
                     for job, code in jobs.wait():
                         left -= 1
-                        self._end(job, code, left, where.threads)
+                        self._end(job, code, left, threads)
         except KeyboardInterrupt:
             count = len(self._cells)
             done = count - len(self.todo)
