@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import math
-import random
 import re
 import shutil
 from pathlib import Path
@@ -15,20 +14,14 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping
 
-from commands import fails
-from pages import example
+from pages import blocks, example
 from players.plain_agent import PlainAgent
 from runs import Printed, adamw, column, data, last, make_module, trainer
-from trajectories import ids_of
 from turnrl import OutcomeReward, Question, Rollout, ToolCall, ToolResult, Trajectory, Turn
-from turnrl.cli import main
-from turnrl.plugin.errors import TrainingError
-from turnrl.rewards.scoring import Tally
 from turnrl.runs.alarms import FIGURES, alarms
-from turnrl.runs.checkpoints import Position
 from turnrl.runs.load import open_runs
-from turnrl.watch.alarms import Alarms
 from turnrl.watch.health import warning_if_nothing_learned
 from turnrl.watch.metrics import MetricLog
 from worlds import Answered, Echo, Letters
@@ -38,15 +31,15 @@ PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "alarms.md").read_text(en
 
 # what began, and when: each was looked up in the figures of the run
 WRONG = {
-    "learning_rate_x30_0": {"tool use": 3, "groups": 3, "lengths": 6},
-    "learning_rate_x30_1": {"tool use": 2, "groups": 3, "lengths": 3},
-    "learning_rate_x30_react_0": {"tool use": 2, "groups": 2, "lengths": 2},
-    "learning_rate_x10_0": {"lengths": 9, "groups": 11, "tool use": 31},
-    "learning_rate_x10_1": {"groups": 14, "tool use": 24, "lengths": 24},
+    "learning_rate_x30_0": {"tool use": 3, "groups": 3},
+    "learning_rate_x30_1": {"tool use": 2, "groups": 3},
+    "learning_rate_x30_react_0": {"tool use": 2, "groups": 2},
+    "learning_rate_x10_0": {"groups": 11, "tool use": 31},
+    "learning_rate_x10_1": {"groups": 14, "tool use": 24},
     "search_cost_1_0": {"tool use": 2, "groups": 8},
     "no_baseline_0": {"tool use": 18},
-    "paid_calls_8_turns_0": {"lengths": 5, "groups": 16},
-    "paid_calls_4_turns_1": {"lengths": 5, "groups": 13},
+    "paid_calls_8_turns_0": {"groups": 16},
+    "paid_calls_4_turns_1": {"groups": 13},
     "group_size_2_0": {"groups": 23},
 }
 HEALTHY = sorted(path.stem for path in DATA.glob("*.csv") if path.stem not in WRONG)
@@ -95,42 +88,6 @@ def test_costs_are_noticed_before_iteration_3_if_calls_cost_more_than_they_find(
 # --------------------------------------------------------------------------------- the rules
 
 
-def naive_tool_use(values):
-    """The rule for tool use as loops: when it began, and when it was noticed."""
-
-    def level(t):
-        window = values[max(t - 2, 0) : t + 1]
-        return sum(window) / len(window), len(window)
-
-    for t in range(2, len(values)):
-        now, _ = level(t)
-        highest, size = max((level(s) for s in range(t)), key=lambda pair: (pair[0], -pair[1]))
-        changes = sorted(abs(values[s + 1] - values[s]) for s in range(t))
-        noise = changes[len(changes) // 2] / 0.6745 / 2**0.5
-        beyond = [value < (highest + now) / 2 for value in values[: t + 1]]
-        if now > 0.6 * highest or highest - now <= 5 * noise * (1 / size + 1 / 3) ** 0.5:
-            continue
-        if all(beyond[-3:]):
-            first = t
-            while first and beyond[first - 1]:
-                first -= 1
-            return first + 1, t + 1
-    return None
-
-
-def test_tool_use_equals_its_rule_written_as_loops():
-    draw = random.Random(0)
-    for _ in range(300):
-        quiet, loud = sorted(draw.random() for _ in range(2))
-        turn, noise = draw.randint(3, 20), draw.choice([0.01, 0.05, 0.2])
-        levels = [loud] * turn + [quiet] * 12
-        values = [abs(level + draw.gauss(0, noise)) for level in levels]
-        raised = [(alarm.began, alarm.noticed) for alarm in alarms(series(tools=values))]
-        assert raised == [pair for pair in [naive_tool_use(values)] if pair]
-    drawn = [naive_tool_use([row["train/tool_execution"] for row in recorded(n)]) for n in WRONG]
-    assert [pair and pair[0] for pair in drawn] == [WRONG[n].get("tool use") for n in WRONG]
-
-
 def series(**figures):
     """Rows of figures, by the names in `SHORT`."""
     count = len(next(iter(figures.values())))
@@ -142,12 +99,8 @@ def series(**figures):
 
 SHORT = {
     "match": "train/exact_match",
-    "reward": "reward/total",
     "tools": "train/tool_execution",
     "groups": "rollout/degenerate_groups",
-    "tokens": "rollout/tokens",
-    "turns": "rollout/turns",
-    "cut": "rollout/truncated",
 }
 
 
@@ -179,24 +132,6 @@ def test_groups_teach_nothing_before_the_questions_are_solved():
     assert not alarms(
         series(groups=[0.1, 0.1, 1.0, 0.1, 0.1], match=[0.2] * 5)
     )  # a single iteration
-
-
-def test_growing_lengths_without_better_answers_are_an_explosion():
-    longer = [100, 100, 100, 250, 250, 250]
-    (alarm,) = alarms(series(tokens=longer, match=[0.3, 0.3, 0.3, 0.2, 0.2, 0.2]))
-    assert (alarm.name, alarm.began, alarm.noticed) == ("lengths", 4, 6)
-    assert alarm.figures == ("rollout/tokens",)
-    assert not alarms(series(tokens=longer, match=[0.3, 0.3, 0.3, 0.5, 0.5, 0.5]))
-    assert not alarms(series(tokens=[100, 100, 100, 190, 190, 190], match=[0.3] * 6))
-    assert began(series(turns=[1, 1, 1, 4, 4, 4], match=[0.3] * 6)) == {"lengths": 4}
-    # as good at iteration 3 already, by longer trajectories than at first
-    rises = [0.1, 0.3, 0.5, 0.4, 0.4, 0.4, 0.4]
-    assert not alarms(series(tokens=[100, 300, 500, 500, 500, 500, 500], match=rises))
-
-
-def test_trajectories_run_out_of_tokens():
-    assert began(series(cut=[0.1, 0.0, 0.1, 0.4, 0.4, 0.4])) == {"lengths": 4}
-    assert not alarms(series(cut=[0.5, 0.5, 0.5, 0.5, 0.4, 0.4]))  # from the first
 
 
 def earned(*differences, error=0.04):
@@ -236,27 +171,12 @@ def test_costs_raise_no_alarm_without_a_known_error():
     assert alarms(rows) == []
 
 
-def test_noise_alone_seldom_raises_an_alarm_about_costs():
-    """Calls that exactly pay for themselves, and calls that earn one standard error more."""
-    draw = random.Random(0)
-
-    def share(mean):
-        runs = [earned(*(draw.gauss(mean, 0.04) for _ in range(40))) for _ in range(300)]
-        return sum(bool(alarms(rows)) for rows in runs) / len(runs)
-
-    assert share(0.0) < 0.15
-    assert share(0.04) < 0.02
-
-
 def test_exact_match_says_nothing_until_an_answer_was_right():
     never = {"match": [0.0] * 6}
     assert not alarms(series(groups=[0.1, 0.1, *[0.6] * 4], **never))
     # and says something from the first one on
     (alarm,) = alarms(series(groups=[0.1, 0.1, *[0.6] * 4], match=[*[0.0] * 5, 0.1]))
     assert (alarm.name, alarm.began, alarm.noticed) == ("groups", 3, 6)
-    longer = [100, 100, 100, 250, 250, 250]
-    assert not alarms(series(tokens=longer, reward=[1, 1, 1, 2, 2, 2], **never))
-    assert began(series(tokens=longer, reward=[1] * 6, **never)) == {"lengths": 4}
 
 
 # -------------------------------------------------------------------------------- bad input
@@ -265,7 +185,7 @@ def test_exact_match_says_nothing_until_an_answer_was_right():
 def test_rows_may_lack_anything():
     rows = recorded("learning_rate_x30_0")
     whole = alarms(rows)
-    assert len(whole) == 3
+    assert len(whole) == 2
     for name in FIGURES:
         left = [{k: v for k, v in row.items() if k != name} for row in rows]
         assert {alarm.name for alarm in alarms(left)} <= {alarm.name for alarm in whole}
@@ -275,19 +195,6 @@ def test_rows_may_lack_anything():
         assert alarms(infinite) == alarms(left)
     for few in ([], [{}], [{"iteration": math.nan}], [{"train/entropy": 0.1}], rows[:2]):
         assert alarms(few) == []
-    # validation rows, repeated rows and another order change nothing
-    mixed = [{"iteration": k, "val/exact_match": 0.1} for k in range(9)] + rows + rows[4:9]
-    random.Random(0).shuffle(mixed)
-    assert alarms(mixed) == whole
-    draw = random.Random(1)
-    for _ in range(50):
-        holes = [{k: v for k, v in row.items() if draw.random() < 0.7} for row in rows]
-        assert all(alarm.began <= alarm.noticed for alarm in alarms(holes))
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, 1e300, -1.0])
-def test_figures_that_never_change_raise_none(value):
-    assert alarms([{"iteration": k} | dict.fromkeys(FIGURES, value) for k in range(1, 30)]) == []
 
 
 # ---------------------------------------------------------------------------------- in a run
@@ -339,29 +246,21 @@ def test_an_alarm_is_printed_once_and_counted_even_if_the_run_is_resumed(tiny_mo
         lines = goes_wrong(tiny_model, tmp_path / name, epochs, ckpt_path=str(checkpoint))
         return [text for text in lines if text.startswith("alarm: ")]
 
-    # a resumed run does not repeat it, and counts on
-    assert resumed("longer", 14, last(tmp_path / "whole")) == []
-    assert column(tmp_path / "longer", "train/alarms") == [1, 1]
     # one that was resumed before the alarm raises it where the whole run did
     assert not any("alarm" in text for text in goes_wrong(tiny_model, tmp_path / "a", 5))
     assert resumed("b", 12, last(tmp_path / "a")) == [line]
     assert [*column(tmp_path / "a", "train/alarms"), *column(tmp_path / "b", "train/alarms")] == (
         counts
     )
-    # a checkpoint without the figures of its run is of an old version
-    checkpoint = torch.load(last(tmp_path / "a"), weights_only=True)
-    assert len(checkpoint.pop("alarms")) == 5
-    torch.save(checkpoint, tmp_path / "old.ckpt")
-    assert resumed("c", 12, tmp_path / "old.ckpt") == []  # tool use was 0 from its first row on
 
 
-def test_with_stop_an_alarm_ends_the_run_and_its_iteration_is_kept(tiny_model, tmp_path, capsys):
-    with pytest.raises(TrainingError, match="stopped by an alarm: tool use fell from iteration 5"):
-        goes_wrong(tiny_model, tmp_path, 20, Alarms(stop=True))
+def test_early_stopping_ends_a_run_at_its_first_alarm(tiny_model, tmp_path):
+    (block,) = (b for b in blocks("docs/howto/alarms.md") if "EarlyStopping" in b.text)
+    (stop,) = yaml.safe_load(block.text)["trainer"]["callbacks"]
+    goes_wrong(tiny_model, tmp_path, 20, EarlyStopping(**stop["init_args"]))
     counts = column(tmp_path, "train/alarms")
-    assert counts == [0] * (len(counts) - 1) + [1]  # the row of the iteration is written
+    assert counts == [0] * (len(counts) - 1) + [1]
     assert torch.load(last(tmp_path), weights_only=True)["epoch"] + 1 == len(counts) < 20
-    assert f"Iteration {len(counts)} is kept." in capsys.readouterr().err
 
 
 def test_two_fits_of_a_trainer_share_one_callback(tiny_model, tmp_path):
@@ -374,70 +273,14 @@ def test_two_fits_of_a_trainer_share_one_callback(tiny_model, tmp_path):
     assert names.count("Alarms") == names.count("LambdaCallback") == 1
 
 
-@pytest.mark.slow
-def test_a_second_fit_of_a_module_begins_without_the_alarms_of_the_first(
-    tiny_model, tmp_path, caplog
-):
-    module, watch = make_module(tiny_model, optimizer=adamw(1e-9)), Alarms()
-    module.rewards = [Same((0,))]
-    object.__setattr__(module.rewards[0], "module", module)
-    module.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
-    warned = []
-    for name, epochs in (("first", 12), ("second", 3)):
-        caplog.clear()
-        run = trainer(tmp_path / name, epochs, [Silence(), watch], limit_val_batches=0)
-        run.fit(module, data())
-        warned.append(
-            [text for text in warnings(caplog) if "alarm" in text or "nothing to" in text]
-        )
-    assert column(tmp_path / "first", "train/alarms")[-1] == 1
-    assert column(tmp_path / "second", "train/alarms") == [0, 0, 0]
-    assert [row["iteration"] for row in watch.rows] == [1, 2, 3]
-    # the first warns of its first iteration, and raises its alarm; the second only warns again
-    (idle_once, raised), (idle_again,) = warned
-    assert "alarm: tool use fell" in raised
-    assert all("nothing to learn from in iteration 1:" in text for text in (idle_once, idle_again))
-
-
-@pytest.mark.slow
 def test_a_figure_that_an_iteration_lacks_is_not_carried_over():
-    """Lightning keeps what was logged last, and few attempts have no error of what they earn."""
-
-    class Module(L.LightningModule):
-        experience, rollout = None, SimpleNamespace(specs=())
-        earned = ((0.1, 0.01), (-0.3, None))
-
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-            self.metrics = MetricLog(self)
-
-        @property
-        def position(self):
-            return Position(self.trainer.current_epoch + 1, self.global_step)
-
-        def training_step(self, batch, batch_idx):
-            acted, error = self.earned[self.current_epoch]
-            figures = {"reward/acted": Tally(acted, 1), "reward/idle": Tally(0, 1)}
-            figures["reward/acting_error"] = Tally(error or 0, int(error is not None))
-            self.metrics.log(figures)
-            return self.weight.sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    class Takes(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            pl_module.metrics.take(validating=False)
-
-    watch = Alarms()
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    run = L.Trainer(
-        accelerator="cpu", max_epochs=2, callbacks=[watch, Takes()], **dict.fromkeys(quiet, False)
-    )
-    run.fit(Module(), [0])
-    assert [row.get("reward/acting_error") for row in watch.rows] == [pytest.approx(0.01), None]
-    assert alarms(watch.rows) == []
+    """Lightning keeps what was logged last."""
+    state = {"validating": False, "sanity_checking": False}
+    trainer = SimpleNamespace(callback_metrics={"train/entropy": torch.tensor(0.5)}, **state)
+    metrics = MetricLog(SimpleNamespace(trainer=trainer, log=lambda *a, **k: None))
+    metrics._log("train/entropy", 0.5)
+    assert metrics.take(validating=False) == {"train/entropy": 0.5}
+    assert metrics.new(validating=False) == {}
 
 
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
@@ -451,24 +294,6 @@ def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
     ]
 
 
-@pytest.mark.slow
-def test_a_recipe_stops_at_an_alarm_with_an_exit_code(recipe, capsys):
-    recipe["model"]["rollout"]["segmenter"] = "test_alarms.Quiet"
-    recipe["trainer"] |= {
-        "max_epochs": 20,
-        "limit_val_batches": 0,
-        "callbacks": [
-            {"class_path": "test_alarms.Silence"},
-            {"class_path": "turnrl.watch.alarms.Alarms", "init_args": {"stop": True}},
-        ],
-    }
-    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
-    message = fails(capsys, ["fit", "recipe.yaml"], code=1)
-    assert message.startswith("turnrl: TrainingError: stopped by an alarm: tool use fell")
-    # what the console shows is kept: the line of the iteration comes before the alarm
-    assert Path("runs/recipe/version_0/checkpoints/last.ckpt").is_file()
-
-
 # --------------------------------------------------------------------- a run that learns nothing
 
 IDLE = {
@@ -477,7 +302,6 @@ IDLE = {
     "rollout/tokens": 30.0,
     "reward/total": 0.0,
     "train/exact_match": 0.0,
-    "train/entropy": 0.5,
     "train/format": 0.5,
 }
 
@@ -492,7 +316,6 @@ IDLE = {
             "Raise model.rollout.max_tokens (it is 128)",
         ),
         ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),
-        ({"train/entropy": 0.001}, "raise model.rollout.temperature (it is 1)"),
         ({"train/format": 0.0}, "make the instructions of the segmenter Letters plainer"),
         ({}, "Add a reward that tells attempts apart"),
     ],
@@ -549,19 +372,6 @@ class Same(OutcomeReward):
         return 0.0 if alike else Answered().score(trajectory)
 
 
-class FirstToken(OutcomeReward):
-    """Tells attempts apart, well formed or not."""
-
-    def score(self, trajectory):
-        return ids_of(trajectory, 0)[0] / 1000
-
-
-class Slow(Letters):
-    """Never ends a turn."""
-
-    stop = ()
-
-
 def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -585,26 +395,6 @@ def test_a_run_that_learns_nothing_gets_one_warning(tiny_model, tmp_path, caplog
         "nothing to learn from" in message and "(mean reward 0.000)" in message
         for message in messages
     )
-
-
-@pytest.mark.parametrize(
-    ("rewards", "begin"),
-    [
-        pytest.param(
-            [],
-            "nothing to learn from in iteration 1: every trajectory ran out of tokens before",
-            marks=pytest.mark.slow,
-        ),
-        (["--model.rewards", "[test_alarms.FirstToken]"], "no answer in iteration 1: every traj"),
-    ],
-)
-def test_a_run_warns_when_every_trajectory_is_cut(recipe, caplog, rewards, begin):
-    cut = ["--model.rollout.max_turn_tokens", "1", "--trainer.max_epochs", "2"]
-    slow = ["--model.rollout.segmenter", "test_alarms.Slow"]
-    assert main(["fit", "recipe.yaml", *cut, *slow, *rewards]) == 0
-    (warning,) = [text for text in warnings(caplog) if "ran out of tokens" in text]
-    assert warning.startswith(begin)
-    assert warning.partition(".")[2].startswith(" Raise model.rollout.max_turn_tokens (it is 1).")
 
 
 def test_the_example_on_the_page_reads_a_run(tmp_path, monkeypatch, capsys):

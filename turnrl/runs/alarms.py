@@ -9,15 +9,13 @@ began in the first iteration since which the figure has stayed beyond half of th
     groups      rollout/degenerate_groups less train/exact_match is at least 0.25: this share of
                 groups teaches nothing though they are not solved, because no more groups can be all
                 right than trajectories are
-    lengths     rollout/tokens or rollout/turns is at least twice what it was when train/exact_match
-                was as high; or rollout/truncated is 0.25 above its lowest level
     costs       reward/acted is below reward/idle by more than sqrt(4 + 4 ln n) standard errors of
                 the difference, in the n-th iteration: costs take more from attempts that call than
                 turn rewards pay them
 
-A fall of tool use must also exceed the noise: five standard deviations of the difference of the two levels, because the highest of many levels is high by chance. The median
-change from one iteration to the next estimates the noise of an iteration, so a collapse does not
-hide itself.
+A fall of tool use must also exceed the noise: five standard deviations of the difference of the two
+levels, because the highest of many levels is high by chance. The median change from one iteration
+to the next estimates the noise of an iteration, so a collapse does not hide itself.
 
 The loss to costs has to be noticed before the policy has learned from it. So that rule has no
 highest level, and does not wait for three iterations: a level of one or two will do. Its noise is
@@ -26,8 +24,8 @@ iteration; later it takes more, because each iteration is another chance to be w
 only written if a turn reward is a cost and the estimator charges it to every attempt; otherwise the
 rule is silent.
 
-As long as exact match has always been 0, it does not show how good the policy is. Until it rises,
-`lengths` uses reward/total, and `groups` is silent.
+As long as exact match has always been 0, it does not show how good the policy is, and `groups` is
+silent.
 
 The numbers rest on recorded runs of one world: see the page on alarms in the documentation.
 """
@@ -37,7 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from statistics import median_high
 from typing import NamedTuple
 
@@ -47,20 +45,15 @@ WINDOW = 3
 # the numbers of the rules, in the order of the rules
 TOOL_USE = 0.6
 GROUPS = 0.25
-LENGTHS = 2.0
-TRUNCATED = 0.25
 COSTS = 2.0
 
 _MATCH = "train/exact_match"
-_REWARD = "reward/total"
 _TOOLS = "train/tool_execution"
 _GROUPS = "rollout/degenerate_groups"
-_LENGTHS = ("rollout/tokens", "rollout/turns")
-_TRUNCATED = "rollout/truncated"
 _ACTED, _IDLE, _ERROR = "reward/acted", "reward/idle", "reward/acting_error"
 
 FIGURES = (
-    *(_MATCH, _REWARD, _TOOLS, _GROUPS, *_LENGTHS, _TRUNCATED),
+    *(_MATCH, _TOOLS, _GROUPS),
     *(_ACTED, _IDLE, _ERROR),
 )
 """The columns of `metrics.csv` that the rules read."""
@@ -73,7 +66,7 @@ class Alarm:
     """Something that goes wrong in a run.
 
     Args:
-        name: The rule: `tool use`, `groups`, `lengths` or `costs`.
+        name: The rule: `tool use`, `groups` or `costs`.
         began: The iteration in which it began.
         noticed: The first iteration in which the rule held.
         figures: The columns that show it.
@@ -137,48 +130,6 @@ def _groups(rows: Rows) -> Alarm | None:
     return None
 
 
-def _lengths(rows: Rows) -> Alarm | None:
-    mute = list(takewhile(lambda row: not row.get(_MATCH), rows))
-    raised = [_cut(rows)]
-    for name in _LENGTHS:
-        raised += [_grew(rows, name, _MATCH), _grew(mute, name, _REWARD)]
-    return min((a for a in raised if a), key=lambda alarm: alarm.noticed, default=None)
-
-
-def _grew(rows: Rows, name: str, by: str) -> Alarm | None:
-    iterations, (values, goods) = _columns(rows, name, by)
-    speaks = _first_above_0(goods) if by == _MATCH else 0
-    best: list[
-        tuple[float, float]
-    ] = []  # (length, goodness), where no other pair is as short and as good
-    for now, good in zip(_levels(values), _levels(goods), strict=True):
-        before = min((length for length, mean in best if mean >= good.mean), default=math.inf)
-        grew = now.mean >= LENGTHS * before
-        if grew and (began := _began(iterations, values, now.place, before, now.mean, speaks)):
-            change = f"{name} {before:.3g} -> {now.mean:.3g}, with {by} {good.mean:.2f}"
-            text = f"trajectories grew from iteration {began} on: {change}"
-            return Alarm("lengths", began, iterations[now.place], (name,), text)
-        if now.mean < before:
-            best = [pair for pair in best if pair[0] < now.mean or pair[1] > good.mean]
-            best.append((now.mean, good.mean))
-    return None
-
-
-def _cut(rows: Rows) -> Alarm | None:
-    iterations, (values,) = _columns(rows, _TRUNCATED)
-    lowest = math.inf
-    for now in _levels(values):
-        rose = now.mean - lowest >= TRUNCATED
-        if rose and (began := _began(iterations, values, now.place, lowest, now.mean)):
-            change = f"{_TRUNCATED} {lowest:.2f} -> {now.mean:.2f}"
-            text = f"trajectories ran out of tokens from iteration {began} on: {change}"
-            return Alarm("lengths", began, iterations[now.place], (_TRUNCATED,), text)
-        lowest = min(lowest, now.mean)
-    return None
-
-
-
-
 def _costs(rows: Rows) -> Alarm | None:
     iterations, (acted, idle, errors) = _columns(rows, _ACTED, _IDLE, _ERROR)
     less = [with_call - without for with_call, without in zip(acted, idle, strict=True)]
@@ -201,7 +152,7 @@ def _costs(rows: Rows) -> Alarm | None:
 
 
 _RULES: tuple[Callable[[Rows], Alarm | None], ...]
-_RULES = (_tool_use, _groups, _lengths, _costs)
+_RULES = (_tool_use, _groups, _costs)
 
 
 # -------------------------------------------------------------------------------- what they share

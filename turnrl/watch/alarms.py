@@ -9,7 +9,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
 
-from turnrl.plugin.errors import TrainingError
 from turnrl.plugin.text import painted
 from turnrl.rewards.scoring import Tally
 from turnrl.runs.alarms import FIGURES, Alarm, alarms
@@ -27,13 +26,9 @@ class Alarms(L.Callback):
     turn reward is a cost, print after the first iteration whether calls pay off. Warn once if
     iterations teach nothing or no trajectory answers: after the first iteration, or later after
     several in a row.
-
-    Args:
-        stop: Stop the run at the first alarm, with an error, once its iteration is kept.
     """
 
-    def __init__(self, stop: bool = False) -> None:
-        self.stop = stop
+    def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         """The figures that the rules read, for each iteration so far, including those of the run
         that this one resumes."""
@@ -85,22 +80,15 @@ class Alarms(L.Callback):
                 _logger.warning(warning)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        due = self._print(trainer)  # the first moment after the checkpoint
-        if due and self.stop:
-            raise TrainingError(
-                f"stopped by an alarm: {due[0].text}. Look at the run with 'turnrl report', change "
-                "the recipe, and train anew or resume from a checkpoint before the alarm. Without "
-                "'stop: true' of turnrl.watch.alarms.Alarms a run continues."
-            )
+        self._print(trainer)  # the first moment after the checkpoint
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._print(trainer)
 
-    def _print(self, trainer: L.Trainer) -> list[Alarm]:
+    def _print(self, trainer: L.Trainer) -> None:
         due, self._due = self._due, []
         silent = trainer.progress_bar_callback is None and trainer.is_global_zero
         for alarm in due:
             announce(trainer, painted(f"alarm: {alarm.text}", "alarm"))
             if silent:
                 _logger.warning(f"alarm: {alarm.text}")
-        return due

@@ -47,11 +47,6 @@ def warning_if_nothing_learned(
         return ""
     if figures.get("train/exact_match", 0.0) > _ALL:
         advice = "All answers were right: train on harder questions."
-    elif figures.get("train/entropy", 1.0) < 0.01:
-        advice = (
-            f"The attempts hardly differ (entropy {figures['train/entropy']:.4f} nats a token): "
-            f"raise model.rollout.temperature (it is {rollout.temperature:g})."
-        )
     elif figures["train/format"] < 1e-6 and not any(tool.acts for tool in rollout.toolsets):
         driver = rollout.driver
         advice = (
@@ -62,7 +57,7 @@ def warning_if_nothing_learned(
     else:
         advice = (
             "Add a reward that tells attempts apart, take questions that are sometimes answered, "
-            "or raise model.group_size."
+            "or raise model.group_size or model.rollout.temperature."
         )
     return (
         f"nothing to learn from in iteration {iteration}: all attempts at a question earned the "
