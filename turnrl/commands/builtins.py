@@ -57,7 +57,7 @@ def turnrl_callbacks() -> list[str]:
     return [
         "turnrl.watch.alarms:Alarms",
         "turnrl.watch.card:ExportsPolicy",
-        "turnrl.watch.resumed:FirstFigures",
+        "turnrl.watch.resumed:ResumeNotes",
         "turnrl.watch.console:iteration_lines",
         "turnrl.recipe.tidying:Tidy",
         "turnrl.watch.recorder:Recorder",

@@ -5,7 +5,7 @@ metrics      a row per policy, to every logger and `metrics.csv`
 recorder     scored groups to rows of the record
 checkpoints  the checkpoints that a run keeps: the last, and the best
 console      a row of figures per iteration, and the end of the run
-resumed      the figures that a run began with, and settings that changed when it was resumed
+resumed      settings that changed when a run was resumed, or that it is finished
 alarms       a line when a run goes wrong
 health       a line when a run learns nothing
 curves       the four curves as a picture

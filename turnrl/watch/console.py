@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -30,7 +30,6 @@ from tqdm.auto import tqdm
 from turnrl.plugin.text import fitted, painted, terminal_columns
 from turnrl.watch.card import ExportsPolicy
 from turnrl.watch.metrics import SHOWN
-from turnrl.watch.resumed import FirstFigures
 from turnrl.watch.trainer import is_trial, run_folder
 
 _COLUMNS = ("reward", "exact_match", "tool_execution")
@@ -86,8 +85,7 @@ def duration(seconds: float) -> str:
 
 
 class IterationLines(ProgressBar):
-    """Prints a row of figures per iteration and per validation, within 80 columns. On a terminal it
-    also shows a bar of steps, if learning from an iteration takes more than a few seconds.
+    """Prints a row of figures per iteration and per validation, within 80 columns.
 
     Args:
         announced: True if a command has printed where the run writes.
@@ -105,8 +103,7 @@ class IterationLines(ProgressBar):
         self._validated = False
         self._pending: list[tuple[_Row, dict[str, float]]] = []
         self._last: dict[str, float] = {}
-        self._figures = FirstFigures()
-        self._steps: tqdm[NoReturn] | None = None
+        self._first: tuple[str, dict[str, float]] = ("", {})
         self._learned = self._trains = False
 
     def disable(self) -> None:
@@ -129,10 +126,8 @@ class IterationLines(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
         self._done, self._validated, self._pending, self._last = 0, False, [], {}
+        self._first = ("", {})
         self._learned, self._trains = False, True
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        keepers = (c for c in callbacks if isinstance(c, FirstFigures))
-        self._figures = next(keepers, self._figures)
         _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
         trial = is_trial(trainer)
@@ -147,40 +142,10 @@ class IterationLines(ProgressBar):
         else:
             self._print_line("collecting trajectories")
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, *args: object, **kwargs: object) -> None:
         self._learned = True
-        if self._steps is None:
-            self._steps = tqdm(
-                total=int(trainer.num_training_batches),
-                initial=batch_idx,
-                desc="learning",
-                delay=3,
-                leave=False,
-                disable=None if trainer.is_global_zero else True,  # None: on a terminal only
-            )
-        self._steps.update()
-        if trainer.is_last_batch:
-            self._close()
 
-    def _close(self) -> None:
-        """Close the bar of steps. tqdm would show the next bar below an open one, and leave the
-        cursor at the end of the line when the next one closes."""
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._close()
-
-    def on_exception(self, trainer: L.Trainer, *args: object) -> None:
-        self._close()
+    def on_exception(self, *args: object) -> None:
         _lightning.removeFilter(_is_no_end)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -198,7 +163,6 @@ class IterationLines(ProgressBar):
         if not self._learned and trainer.is_last_batch:
             return  # a resumed run first ends the iteration that was complete
         self._learned = False
-        self._close()
         total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         title = f"iteration {trainer.current_epoch + 1:>3}{total}"
         self._done += 1
@@ -217,7 +181,7 @@ class IterationLines(ProgressBar):
         """Print why the run ended, what training changed, where the policy is, and how to see it
         act."""
         if not self._trains:
-            return  # nothing was left to train, and `FirstFigures` prints that
+            return  # nothing was left to train, and `ResumeNotes` prints that
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
         self._print()
@@ -226,7 +190,7 @@ class IterationLines(ProgressBar):
                 self._print_line(f"stopped early after iteration {trainer.current_epoch}: {why}")
         if 0 < trainer.max_steps <= trainer.global_step:
             self._print_line(f"stopped at step {trainer.global_step}: trainer.max_steps is reached")
-        self._compare(trainer)
+        self._compare()
         if is_trial(trainer):
             return
         folder = self._folder or Path(trainer.default_root_dir)
@@ -247,21 +211,20 @@ class IterationLines(ProgressBar):
         if self._folder and (folder / "record").is_dir():
             self._print_line(f"see what it does: turnrl report {self._folder}")
 
-    def _compare(self, trainer: L.Trainer) -> None:
+    def _compare(self) -> None:
         """Print the figures of the run's first row beside the last figures of the same split."""
-        first, place = self._figures.figures, int(self._figures.figures.get("iteration", 0))
-        for names in SHOWN.values():
-            if shown := [name for name in names if name in first and name in self._last]:
-                before = f"iteration {place}" if place else "before training"
-                self._print_line(f"\n{'':22}  {before:>15}  {'final':>7}")
-                for name in shown:
-                    self._print_line(f"{name:22}  {first[name]:15.3f}  {self._last[name]:7.3f}")
+        title, first = self._first
+        if first:
+            self._print_line(f"\n{'':22}  {' '.join(title.split()):>15}  {'final':>7}")
+        for name, value in first.items():
+            self._print_line(f"{name:22}  {value:15.3f}  {self._last[name]:7.3f}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row, with its figures as they are now, until it may be printed."""
         logged = trainer.callback_metrics
         figures = {name: float(logged[name]) for name in SHOWN[row.split] if name in logged}
         self._last |= figures
+        self._first = self._first if self._first[1] else (row.title, figures)
         self._pending.append((row, figures))
 
     def _print(self) -> None:

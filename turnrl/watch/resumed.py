@@ -1,4 +1,4 @@
-"""Resumed runs: their first figures, and settings that changed when they were resumed."""
+"""Resumed runs: whether they are finished, and settings that changed when they were resumed."""
 
 import contextlib
 import sys
@@ -12,50 +12,22 @@ from lightning.pytorch.cli import SaveConfigCallback
 from turnrl.plugin.text import say
 from turnrl.runs.config import SECTIONS, flat_settings, load_yaml
 
-_SCORING = (
-    *("data.val", "data.answers", "data.fields", "data.config"),
-    *("model.rewards", "model.rollout"),
-)
-"""Prefixes of the keys that decide how the validation is scored."""
 _LONGEST = 60
 """Characters of a value to show."""
 
 
-class FirstFigures(L.Callback):
-    """Keep the first figures of a run, also in its checkpoints. Print the settings of a resumed run
-    that differ from its checkpoint's."""
+class ResumeNotes(L.Callback):
+    """Print the settings of a resumed run that differ from its checkpoint's, or that the run of the
+    checkpoint is finished."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, float] = {}
-        """The first figures, by name; `iteration` counts the iterations behind the policy. Empty at
-        first."""
         self._finished = ""
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._take(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._take(trainer, pl_module)
-
-    def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if not self.figures:
-            self.figures = {"iteration": pl_module.position.iteration} | {
-                name: float(value)
-                for name, value in trainer.callback_metrics.items()
-                if name.startswith("val/") == trainer.validating
-            }
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Print at the very end, below Lightning's own lines, that there was nothing to do."""
         if self._finished and trainer.is_global_zero:
             say(self._finished, sys.stderr)
         self._finished = ""
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, object]
-    ) -> None:
-        checkpoint["first_figures"] = self.figures
 
     def on_load_checkpoint(
         self, trainer: Any, pl_module: L.LightningModule, checkpoint: Mapping[str, Any]
@@ -64,23 +36,15 @@ class FirstFigures(L.Callback):
         checkpoint belongs to a finished run."""
         if trainer.state.fn != "fit":
             return
-        self.figures = checkpoint.get("first_figures", {})
         recipes = (c for c in trainer.callbacks if isinstance(c, SaveConfigCallback))
         own = next(recipes, None)
-        steps = checkpoint["global_step"]
-        iterations = checkpoint["epoch"] + 1 if steps else 0
-        limits = (
-            ("max_epochs", "iterations", iterations, trainer.max_epochs or -1),
-            ("max_steps", "steps", steps, trainer.max_steps),
-        )
-        for name, unit, done, limit in limits:
-            if done >= limit > 0:
-                step = f"repeat the command with --trainer.{name} N" if own else f"set {name}=N"
-                self._finished = (
-                    f"turnrl: this run is finished: {done} {unit} are done, and {name} is "
-                    f"{limit}.\nTo train on, {step}, N above {done}."
-                )
-                return
+        done = checkpoint["epoch"] + 1 if checkpoint["global_step"] else 0
+        if done >= (trainer.max_epochs or -1) > 0:
+            self._finished = (
+                f"turnrl: this run is finished: {done} iterations are done, and max_epochs is "
+                f"{trainer.max_epochs}. To train on, raise trainer.max_epochs."
+            )
+            return
         if own is not None and "recipe" in checkpoint:
             with contextlib.suppress(yaml.YAMLError):  # of a checkpoint that a stranger has sent
                 saved = load_yaml(str(checkpoint["recipe"]))
@@ -89,8 +53,6 @@ class FirstFigures(L.Callback):
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = changes(saved, now)
-        if any(key.startswith(_SCORING) for key in changed):
-            self.figures = {}  # scored differently, so they cannot be compared
         if trainer.is_global_zero and changed:
             say("turnrl: resumes with changed settings:", sys.stderr)
             for key, (old, new) in sorted(changed.items()):
