@@ -72,51 +72,6 @@ def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
         assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in errors
 
 
-@pytest.mark.slow
-def test_a_file_in_a_run_means_the_run_to_every_command(trained, capsys):
-    run = trained
-    best = run / "checkpoints" / "best.ckpt"
-    text = next(run.glob("transcripts/*.txt"))
-    parquet = next(run.glob("record/val-*.parquet"))
-    whole = record.files(run)
-    for file in (run / "metrics.csv", text, parquet):
-        assert find_run(file) == run
-        assert record.files(file) == ([parquet] if file == parquet else whole)
-        assert find_agent(file) == NamedAgent(str(file), "run", run / "config.yaml", run, best)
-        assert main(["report", str(file), "--out", "page.html"]) == 0
-        assert main(["compare", f"{file}@0", f"{file}@1"]) == 0
-        assert isinstance(turnrl.load(file), turnrl.MTGRPO)
-        capsys.readouterr()
-        assert main(["eval", str(file), "--data.val_limit", "1"]) == 0
-        assert f"checkpoint {best}\n" in capsys.readouterr().out
-        assert main(["play", str(file), "Number 7?"]) == 0
-        assert f"turnrl play: checkpoint {best}\n" in capsys.readouterr().err
-    assert find_agent(next(run.glob("model/*.json"))).checkpoint == run / "checkpoints/last.ckpt"
-    # under runs/ a word is a name, and no path to something inside a run
-    assert find_run("recipe/version_0") == run
-    with pytest.raises(CheckpointError, match="no run, no recipe and no checkpoint at 'recipe/ver"):
-        find_agent("recipe/version_0/checkpoints/last.ckpt")
-    with pytest.raises(DataError, match="no record of a run at 'recipe/version_0/record"):
-        record.files(f"recipe/version_0/record/{parquet.name}")
-
-
-@pytest.mark.slow
-def test_a_yaml_file_is_read_as_a_recipe_wherever_one_is_accepted(trained, capsys):
-    run = trained
-    config = run / "config.yaml"
-    assert find_agent(config) == NamedAgent(str(config), "recipe", config)
-    assert isinstance(turnrl.load(config), turnrl.MTGRPO)
-    capsys.readouterr()
-    assert main(["eval", str(config), "--data.val_limit", "1"]) == 0
-    assert "no --ckpt_path: this scores the policy" in capsys.readouterr().out
-    assert main(["play", str(config), "Number 7?"]) == 0
-    assert f"the policy of {config} before any training\n" in capsys.readouterr().err
-    # commands that take no recipe take the run
-    assert find_run(config) == run
-    assert record.files(config) == record.files(run)
-    assert main(["report", str(config), "--out", "page.html"]) == 0
-
-
 def test_a_name_is_looked_up_once():
     old = made("runs/mine/version_0", began=1)
     (old / "config.yaml").write_text("model: {group_size: 4}")

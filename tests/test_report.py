@@ -23,15 +23,15 @@ import trajectories
 from equations import Obscure, Raises
 from runs import data, make_module, trainer
 from trajectories import RULES
-from turnrl import AdvantageEstimator, DataError, Merged, OutcomeOnly, TurnLevel, assign_credit
+from turnrl import AdvantageEstimator, DataError, Merged, OutcomeOnly, TurnLevel
 from turnrl.cli import main
 from turnrl.commands.report.command import write as report
 from turnrl.credit.why import Contrast, compares
 from turnrl.runs import record
-from turnrl.runs.compare import compare, link, open_sides
-from turnrl.runs.load import differences, experiments, open_runs
+from turnrl.runs.compare import compare, open_sides
+from turnrl.runs.load import Run, differences, experiments, open_runs
 from turnrl.watch.curves import draw
-from turnrl.watch.recorder import Recorder, rows, write
+from turnrl.watch.recorder import Recorder, write
 from turnrl_estimators import Tree
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -40,131 +40,45 @@ browser_only = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 # ------------------------------------------------------------------------------------ the runs
 
 
-def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
-    draw = random.Random(3)
-    groups = [trajectories.group(draw, n) for n in range(6)]
-    credit = [assign_credit(group, TurnLevel()) for group in groups]
-    file = tmp_path / "record.parquet"
-    write(list(rows(groups, credit, "train", 1, 0)), file)
-    read = [record.group(members) for members in record.groups(record.read(file))]
-    for group, again in zip(groups, read, strict=True):
-        for name in ("turn_rewards", "outcome", "reached"):
-            assert getattr(group, name).equal(getattr(again, name))
-        for rule in RULES:
-            before, after = (assign_credit(each, rule).turns for each in (group, again))
-            assert before.equal(after), rule
-
-
-def test_runs_that_differ_only_in_seed_form_one_experiment(tmp_path):
-    for seed in (0, 1):
-        trajectories.run(tmp_path / "turn" / f"version_{seed}", seed=seed)
-    trajectories.run(tmp_path / "outcome" / "version_0", estimator=OutcomeOnly())
-    places = [
-        tmp_path / "turn" / "version_0",
-        tmp_path / "outcome",
-        tmp_path / "turn" / "version_1",
-    ]
-    runs = open_runs(places)
-    assert [run.name for run in runs] == [
-        "turn/version_0",
-        "outcome/version_0",
-        "turn/version_1",
-    ]
-    assert experiments(runs) == [[0, 2], [1]]
-    assert differences(runs) == {
-        "seed_everything": ["0", "0", "1"],
-        "model.estimator": ["TurnLevel", "OutcomeOnly", "TurnLevel"],
-    }
-
-
-def fit_settings(seed, checkpoint=None, **more):
-    return {"seed_everything": seed, "ckpt_path": checkpoint, **more}
-
-
-def eval_settings(seed, checkpoint=None, **more):
-    return fit_settings(seed, checkpoint, **{"split": "val", "json": False} | more)
-
-
-def ckpt_path(number, name="best", home="recipe"):
-    return f"runs/{home}/version_{number}/checkpoints/{name}.ckpt"
-
-
-EVALUATED = [
-    eval_settings(seed, ckpt_path(seed, name)) for name in ("best", "last") for seed in (0, 1)
-]
-NOTED = [settings | {"command": "eval"} for settings in EVALUATED]
+def evaluates(seed, number, name="best", **more):
+    """The settings of an evaluation of a checkpoint of a run."""
+    path = f"runs/recipe/version_{number}/checkpoints/{name}.ckpt"
+    return {"seed_everything": seed, "command": "eval", "ckpt_path": path, **more}
 
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        # a resumed seed belongs to the others, and the run that it resumed does not count
-        ([fit_settings(0), fit_settings(1), fit_settings(2, ckpt_path(9, "last"))], [[0, 1, 2]]),
-        ([fit_settings(0), fit_settings(1), fit_settings(1, ckpt_path(1))], [[0, 1], [2]]),
-        # a run that started from another recipe's checkpoint was not resumed
+        # what a run resumed and how it logs is no difference
         (
-            [fit_settings(0), fit_settings(1), fit_settings(2, ckpt_path(0, home="other"))],
+            [
+                {"seed_everything": 0, "ckpt_path": "runs/x/version_9/checkpoints/last.ckpt"},
+                {"seed_everything": 1, "command": "fit", "trainer.logger": "CSVLogger"},
+                {"seed_everything": 2, "model.group_size": 8},
+            ],
             [[0, 1], [2]],
         ),
-        # evaluations of seeds; best and last of the same runs, and the policies before training
+        # no two runs of one experiment have the same seed
+        ([{"seed_everything": 0}, {"seed_everything": 1}, {"seed_everything": 1}], [[0], [1], [2]]),
+        # best and last of the same runs, and training
         (
             [
-                eval_settings(0, ckpt_path(0)),
-                eval_settings(1, ckpt_path(1)),
-                eval_settings(2, ckpt_path(2), json=True),
+                *[evaluates(seed, seed, name) for name in ("best", "last") for seed in (0, 1)],
+                {"seed_everything": 0, "command": "fit"},
             ],
-            [[0, 1, 2]],
+            [[0, 1], [2, 3], [4]],
         ),
-        ([*EVALUATED, eval_settings(0), eval_settings(1)], [[0, 1], [2, 3], [4, 5]]),
-        # the seed of a recipe says nothing about the seeds of checkpoints
-        ([eval_settings(0, ckpt_path(0)), eval_settings(0, ckpt_path(1))], [[0], [1]]),
-        # samples of the same policy are not another seed
-        ([eval_settings(0, ckpt_path(0)), eval_settings(1, ckpt_path(0))], [[0], [1]]),
-        ([eval_settings(0, ckpt_path(0)), eval_settings(0, ckpt_path(0))], [[0, 1]]),
-        # training and evaluation are different experiments
-        (
-            [
-                fit_settings(0),
-                eval_settings(1, ckpt_path(1)),
-                eval_settings(2, ckpt_path(2), samples=4),
-            ],
-            [[0], [1], [2]],
-        ),
-        # a resumed seed names its own checkpoint; an evaluation names the run that it scored
-        (
-            [fit_settings(0, ckpt_path(8, "last"), command="fit"), fit_settings(1, command="fit")],
-            [[0, 1]],
-        ),
-        (NOTED, [[0, 1], [2, 3]]),
-        # older evaluations have no command, and a split does not make a run an evaluation
-        (
-            [eval_settings(0, ckpt_path(0)), eval_settings(1, ckpt_path(1), command="eval")],
-            [[0, 1]],
-        ),
-        (
-            [
-                eval_settings(0, ckpt_path(0), command="fit"),
-                eval_settings(1, ckpt_path(1), command="eval"),
-            ],
-            [[0], [1]],
-        ),
-        # how a run logs is no difference
-        (
-            [
-                fit_settings(0, trainer={"enable_progress_bar": False}),
-                fit_settings(1, trainer={"logger": [{"class_path": "CSVLogger"}]}, command="fit"),
-            ],
-            [[0, 1]],
-        ),
+        # samples of one policy are no seeds, and one seed shows nothing about others
+        ([evaluates(0, 0), evaluates(1, 0)], [[0], [1]]),
+        ([evaluates(0, 0), evaluates(0, 1)], [[0], [1]]),
     ],
 )
 def test_runs_of_one_experiment_differ_only_in_seed(tmp_path, settings, parts):
-    home = tmp_path / "runs" / "recipe"
-    for number, recipe in enumerate(settings):
-        trajectories.run(
-            home / f"version_{number}", 1, seed=recipe["seed_everything"], settings=recipe
-        )
-    runs = open_runs([home / f"version_{n}" for n in range(len(settings))])
+    folders = [tmp_path / "recipe" / f"version_{n}" for n in range(len(settings))]
+    for folder, recipe in zip(folders, settings, strict=True):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump(recipe | {"model.estimator": "Merged"}))
+    runs = [Run(f, f.name, yaml.safe_load((f / "config.yaml").read_text())) for f in folders]
     assert experiments(runs) == parts
     if len(parts) == 1:
         assert {*differences(runs)} <= {"seed_everything", "ckpt_path"}
@@ -244,6 +158,10 @@ def test_runs_are_reported_by_name(tmp_path, capsys, monkeypatch):
     assert [run["name"] for run in shown["runs"]] == ["turn_level", "outcome_only"]
     # 9 of each, a group of 4 of each of three files
     assert len(shown["trajectories"]["run"]) == 24
+    rows = record.read("runs/quickstart/version_1")
+    wanted = [r["outcome"] + sum(t["turn_reward"] for t in r["turns"]) for r in rows]
+    shown = unpacked(tmp_path / "report.html")["trajectories"]["total"]
+    assert shown == pytest.approx(wanted)
 
 
 def test_alarms_are_computed_for_a_run_without_the_callback(tmp_path):
@@ -253,7 +171,7 @@ def test_alarms_are_computed_for_a_run_without_the_callback(tmp_path):
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "out.html")]) == 0
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
     raised = {alarm["name"]: alarm["began"] for alarm in shown["alarms"]}
-    assert raised == {"tool use": 3, "groups": 3, "lengths": 6}
+    assert raised == {"tool use": 3, "groups": 3}
 
 
 def unpacked(file, block="summary"):
@@ -318,14 +236,6 @@ def test_credit_is_not_explained_if_the_recorded_settings_do_not_reproduce_it(
     assert kept["why"][0]["unexplained"] == "does not say what it compares"
 
 
-def test_an_estimator_that_was_named_by_its_path_is_imported_again(tmp_path, monkeypatch):
-    report([trajectories.run(tmp_path / "run", estimator=Scaled(3.0))], tmp_path / "out.html")
-    detail = unpacked(tmp_path / "out.html", "d0")[0]
-    own = detail["why"][0]
-    (term,) = own["terms"][0][0]
-    assert (own["name"], own["own"], term["weight"]) == ("Scaled", True, 3.0)
-
-
 def test_a_record_cannot_import_code_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -352,23 +262,11 @@ def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
     ):
         assert figures[name].mean == pytest.approx(float(logged[other]), abs=1e-6), name
     report([folder], tmp_path / "out.html")
-    detail, members = unpacked(tmp_path / "out.html", "d0")[0], record.groups(kept)[0]
-    own, *others = detail["why"]
-    assert (own["name"], own["own"], own["unexplained"]) == (
-        *("Tree", True, "cannot be rebuilt: it needs probes"),
-    )
-    assert not any(credit["own"] for credit in others)
+    own, *others = unpacked(tmp_path / "out.html", "d0")[0]["why"]
+    assert own["unexplained"] == "cannot be rebuilt: it needs probes"
     (merged,) = [credit for credit in others if credit["name"] == "Merged"]
-    again = record.group(members)
-    assert again.parents == tuple(
-        row["member"] if row["parent"] is None else row["parent"] for row in members
-    )
-    for row, turns in zip(members, merged["terms"], strict=True):
+    for row, turns in zip(record.groups(kept)[0], merged["terms"], strict=True):
         assert (turns is None) == (row["parent"] is not None)
-        if turns is not None:
-            total = row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"])
-            assert turns[0][0]["value"] == pytest.approx(total, abs=1e-6)
-            assert turns[0][0]["count"] == 4
     for members in record.groups(kept):
         for row, reached in zip(members, record.group(members).reached.tolist(), strict=True):
             turns = len(row["turns"])
@@ -388,23 +286,6 @@ def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatc
     assert "TurnLevel" in [other["name"] for other in others]
 
 
-@dataclass
-class NeedsMore(AdvantageEstimator):
-    """Cannot be made without an argument."""
-
-    gamma: float
-
-    def __call__(self, group):
-        return group.turn_rewards
-
-
-def test_a_run_draws_its_curves(tiny_model, tmp_path):
-    trainer(tmp_path, 2).fit(make_module(tiny_model), data())
-    (picture,) = tmp_path.rglob("curves.svg")
-    drawn = picture.read_text()
-    assert drawn.lstrip().startswith("<?xml")
-
-
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):
     lines, plot = [], Axes.plot
 
@@ -413,7 +294,8 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
         return plot(axes, x, y, *rest, **more)
 
     monkeypatch.setattr(Axes, "plot", noted)
-    draw(open_runs([trajectories.run(tmp_path / "run")]), tmp_path / "curves.svg")
+    (run,) = open_runs([trajectories.run(tmp_path / "run")])
+    draw(run, tmp_path / "curves.svg")
     assert [line for line in lines if line[1]] == [
         ("exact match", [1, 2, 3], [0.0, pytest.approx(1 / 9), pytest.approx(2 / 9)], 1.8),
         ("exact match", [1, 2, 3], [0.0, 0.1, 0.2], 0.7),
@@ -423,14 +305,6 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
     picture = (tmp_path / "curves.svg").read_text()
     assert "thick: greedy answers" in picture  # as text
     assert "fill: #ffffff" not in picture  # on no background
-
-
-def test_the_total_in_the_list_is_outcome_plus_turn_rewards(tmp_path):
-    folder = trajectories.run(tmp_path / "run")
-    report([folder], tmp_path / "out.html")
-    wanted = [r["outcome"] + sum(t["turn_reward"] for t in r["turns"]) for r in record.read(folder)]
-    shown = unpacked(tmp_path / "out.html")["trajectories"]["total"]
-    assert shown == pytest.approx(wanted)
 
 
 # ------------------------------------------------------------------------------------ the page
@@ -517,78 +391,53 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
 
 
 @browser_only
-@pytest.mark.parametrize(
-    "split",
-    [
-        "100% (é) [a]/b?#'c'",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("held out", "100%25", "val")),
-    ],
-)
-def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, open_page, split):
-    folder = trajectories.run(tmp_path / "run", iterations=1)
+def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, open_page):
+    folder, split = trajectories.run(tmp_path / "run", iterations=1), "100% (é) [a]/b?#'c'"
     (file,) = record.files(folder)
     write([row | {"split": split} for row in record.read(folder)], file)
-    report([folder], tmp_path / "out.html")
     row = record.read(folder)[-2]
-    page = open_page(tmp_path / "out.html", link(0, row))
+    page = open_page([folder], "#/list")
+    page.locator(f"table.list a[href$='/{row['group']}/{row['member']}']").first.click()
+    page.wait_for_selector("section.turn")
     assert page.locator("h1").inner_text() == row["question"]
     assert row["turns"][0]["text"] in page.locator("section.turn").first.inner_text()
     assert page.get_by_label("Opening").inner_text() == row["opening"]
-    size = len([attempt for attempt in record.read(folder) if attempt["group"] == row["group"]])
-    page = open_page(tmp_path / "out.html", link(0, row, attempt=False))
-    attempts = page.get_by_role("table", name="Attempts").locator("tbody th a")
-    assert attempts.count() == size == 4
-    assert page.get_by_label("Opening").count() == 1  # the same for all
-    assert not re.search(r"[\s#?]", link(0, row)[1:])
+    again = open_page(
+        tmp_path / "out.html",
+        re.sub(r"#/t/(.*)/[^/]*$", r"#/g/\1", page.evaluate("location.hash")),
+    )
+    attempts = again.get_by_role("table", name="Attempts").locator("tbody th a")
+    assert attempts.count() == 4
+    assert again.get_by_label("Opening").count() == 1  # the same for all
 
 
 @browser_only
-@pytest.mark.parametrize("texts", [True, False])
-def test_the_card_of_a_turn_shows_its_tokens(tmp_path, open_page, texts):
+def test_the_card_of_a_turn_shows_its_tokens(tmp_path, open_page):
     folder = trajectories.run(tmp_path / "run", tokens=True)
     read = record.read(folder, split="train")
     for row in read:
-        row["token_texts"] = [f" w{token}" for token in row["token_ids"]] if texts else None
+        row["token_texts"] = [f" w{token}" for token in row["token_ids"]]
         # from certain to unlikely, so that not all have one tint
         row["learner_logprobs"] = [
             None if logprob is None else -0.5 * n
             for n, logprob in enumerate(row["learner_logprobs"])
         ]
-    for file in record.files(folder)[1:]:
-        file.unlink()
-    write(read, record.files(folder)[0])
+    replace_record(folder, read)
     page = open_page([folder], "#/t/0/train/0/1/2")
     row = next(r for r in read if (r["iteration"], r["group"], r["member"]) == (1, 1, 2))
     for k, turn in enumerate(row["turns"]):
         card = page.locator("section.turn").nth(k)
         places = [t for t, number in enumerate(row["turn_index"]) if number == k]
-        assert len(places) == turn["tokens"]
         card.get_by_text(f"{turn['tokens']} tokens", exact=True).click()
         table = card.get_by_role("table", name="Probability and entropy")
         table.wait_for()
         likely = [f"{math.exp(row['learner_logprobs'][t]):.4f}" for t in places]
         assert table.locator("tbody td:nth-last-child(2)").all_inner_texts() == likely
         tinted = card.locator(".tinted span")
-        if not texts:
-            assert tinted.count() == 0
-            continue
         words = tinted.evaluate_all("all => all.map(one => one.textContent)")
         assert words == [row["token_texts"][t] for t in places]
         tints = [f"p{min(4, int(5 * math.exp(row['learner_logprobs'][t])))}" for t in places]
         assert tinted.evaluate_all("all => all.map(one => one.className)") == tints
-
-
-@browser_only
-def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
-    tmp_path, monkeypatch, open_page
-):
-    folder = trajectories.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
-    page = open_page([folder], "#/t/0/train/0/0/0")
-    card = page.locator("section.turn").first
-    advantage = float(f"{record.read(folder)[0]['turns'][0]['advantage']:.7g}")
-    line = card.get_by_text("Doubled, this run: cannot be rebuilt: it is not installed here.")
-    assert float(line.inner_text().rsplit(" ", 1)[1][:-1]) == pytest.approx(advantage, rel=1e-6)
-    assert "What TurnLevel compares" not in card.inner_text()
 
 
 @browser_only
@@ -615,18 +464,7 @@ def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatc
 
 
 @browser_only
-def test_every_metric_is_drawn(tmp_path, open_page):
-    folder = trajectories.run(tmp_path / "run")
-    metrics = ("train/seconds", "train/memory_gb", "train/entropy", "rollout/turns", "my/own")
-    lines = ["iteration," + ",".join(metrics), *(f"{k},1,2,3,4,{k}" for k in (1, 2, 3))]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    page = open_page([folder])
-    captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
-    assert sorted(captions) == sorted(metrics)
-
-
-@browser_only
-def test_alarms_are_listed_and_marked_where_they_began(tmp_path, open_page):
+def test_metrics_are_drawn_with_alarms_where_they_began(tmp_path, open_page):
     (tmp_path / "run").mkdir()
     rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
     shutil.copy(rows, tmp_path / "run" / "metrics.csv")
@@ -637,6 +475,8 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, open_page):
     plot = page.get_by_role("img", name="tool execution by iteration")
     assert "Alarm from iteration 3 on." in plot.get_attribute("aria-label")
     assert "Alarm" not in page.get_by_role("img", name="exact match by").get_attribute("aria-label")
+    captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
+    assert "rollout/degenerate_groups" in captions  # every metric is drawn
 
 
 @browser_only
@@ -802,47 +642,11 @@ def test_the_overview_shows_the_same_verdict_as_compare(tmp_path, open_page):
     assert [row.split("\t")[1] for row in rows] == ["a", "b"] * 14
     names = {text.split("?")[0] for text in page.locator("table.list tbody th").all_inner_texts()}
     assert names == {f"question {n}" for n in range(3, 17)}
-    # a report of some trajectories counts all, and says how many can be read there
-    report(folders, tmp_path / "some.html", most=16)
-    verdict = open_page(tmp_path / "some.html").locator(".verdict").inner_text()
-    here = re.search(
-        r"b alone is right in 14 \((\d+) are in this report\), a alone .* 0\.", verdict
-    )
-    assert 0 < int(here[1]) < 14
     # runs that cannot be compared say why
     other = evaluated(tmp_path / "c", 5, first=100)
     report([folders[0], other], tmp_path / "other.html")
     overview = open_page(tmp_path / "other.html").inner_text("main")
     assert "Not compared: a and c have no question in common" in overview
-
-
-@browser_only
-def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, open_page):
-    folders = []
-    for name, rule, right in (("a", "a", 3), ("b", "b", 17)):
-        for seed in (0, 1):
-            folder = evaluated(tmp_path / f"{name}{seed}", right)
-            recipe = {"seed_everything": seed, "model": {"estimator": rule}}
-            (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
-            folders.append(folder)
-    (comparison,) = compare(open_sides([str(folder) for folder in folders]))
-    assert comparison.figures["exact_match"].verdict == "undecided"
-    report(folders, tmp_path / "out.html")
-    verdict = open_page(tmp_path / "out.html").locator(".verdict").inner_text()
-    assert "undecided, because all seeds differ by the same" in verdict
-    assert "b0 and 1 more seed is higher in 14" in verdict
-    assert "2 seeds each, paired." in verdict
-
-
-@browser_only
-@pytest.mark.parametrize(
-    ("rule", "floored"), [(TurnLevel(min_std=9.0), True), (TurnLevel(scale="none"), False)]
-)
-def test_the_floor_is_named_if_it_is_the_divisor(tmp_path, open_page, rule, floored):
-    page = open_page([trajectories.run(tmp_path / "run", estimator=rule)], "#/t/0/train/0/0/0")
-    sums = page.locator("ul.parts span").all_inner_texts()
-    assert sums
-    assert {("(floor)" in text) for text in sums} == {floored}
 
 
 def evaluated(folder, right, first=0):
@@ -918,10 +722,7 @@ def test_a_turn_shows_its_thought_calls_and_results(tmp_path, open_page):
 
 
 @browser_only
-@pytest.mark.parametrize(("scheme", "width"), [
-    ("light", 1280), ("dark", 390),
-    *(pytest.param(*view, marks=pytest.mark.slow) for view in (("light", 390), ("dark", 1280))),
-])  # fmt: skip
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_the_page_is_accessible(tmp_path, open_page, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     for n, rule in enumerate((TurnLevel(), OutcomeOnly())):
@@ -969,12 +770,14 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, open_page)
         own = PAYLOADS[-1] if count % 97 == 0 else draw.choice(PAYLOADS[:-1])
         return f"{own}{draw.choice(PAYLOADS[:-1])}{count}"
 
-    folder = trajectories.run(tmp_path / "run", iterations=1, groups=40, text=text)
-    assert count > 1000
-    report([folder], tmp_path / "out.html", title=PAYLOADS[1])
+    folder = trajectories.run(
+        tmp_path / "<img src=x onerror=window.ran=1>", iterations=1, groups=10, text=text
+    )
+    assert count > 200
+    report([folder], tmp_path / "out.html")
     page = open_page(tmp_path / "out.html")
     names = {"SCRIPT", "IFRAME", "IMG", "LINK", "STYLE", "META", "BASE", "FORM", "SVG"}
-    for route in ("#/list", *(f"#/g/0/train/0/{n}" for n in range(30)), "#/list?q=script&in=all"):
+    for route in ("#/list", *(f"#/g/0/train/0/{n}" for n in range(10)), "#/list?q=script&in=all"):
         show_route(page, route)
         assert page.evaluate("window.ran") is None
         inside = page.evaluate(

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 import turnrl
 from commands import fails
-from nursery import command as turnrl_command
 from runs import column, data, last, make_module, rows, trainer
 from turnrl import RecipeError
 from turnrl.cli import main
@@ -28,6 +26,7 @@ from turnrl.plugin.errors import CheckpointError, WorldError
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.runs import record
+from turnrl.runs.checkpoints import position
 from turnrl.runs.claim import claimed
 from turnrl.runs.files import remove_torn, whole_file
 from turnrl.watch.checkpoints import BestCheckpoint
@@ -55,19 +54,6 @@ def full_disk(monkeypatch):
 NO_VALIDATION = ["--trainer.limit_val_batches", "0"]
 
 # ------------------------------------------------------------------------------- which one is kept
-
-
-def test_a_disk_that_fills_in_the_first_iteration_keeps_the_untrained_policy(
-    recipe, capsys, full_disk
-):
-    full_disk(1)
-    assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
-    printed, errors = capsys.readouterr()
-    assert "The policy before training is kept." in errors
-    assert "iteration is kept" not in errors
-    assert "iteration   1/" not in printed  # its line comes after its checkpoint
-    (file,) = Path("runs/recipe/version_0/checkpoints").iterdir()
-    assert (file.name, torch.load(file, weights_only=True)["global_step"]) == ("last.ckpt", 0)
 
 
 def test_a_disk_that_fills_later_keeps_the_iteration_before(recipe, capsys, full_disk):
@@ -110,9 +96,7 @@ class Meddles(L.Callback):
 @pytest.mark.parametrize(
     ("name", "link"),
     [
-        ("checkpoints/last.ckpt", "checkpoints/last.ckpt.new"),
         ("record/train-000002-0.parquet", "record/train-000002-0.parquet.new"),
-        ("transcripts/iteration_0002.txt", "transcripts/iteration_0002.txt.new"),
         ("metrics.csv", "metrics.csv"),
         ("model", "model"),
     ],
@@ -136,19 +120,8 @@ def test_a_full_disk_stops_the_run_with_the_file_and_the_step(tiny_model, tmp_pa
     assert not Path(f"{last(tmp_path)}.new").exists()
 
 
-def _replace(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def _put_a_file(folder):
-    shutil.rmtree(folder)
-    folder.touch()
-
-
-@pytest.mark.parametrize("iteration", [2, 3])
 @pytest.mark.parametrize(
-    "act", [shutil.rmtree, _replace, _put_a_file, lambda folder: folder.rename("moved")]
+    ("act", "iteration"), [(shutil.rmtree, 2), (lambda folder: folder.rename("moved"), 3)]
 )
 def test_a_run_whose_folder_is_gone_stops(tiny_model, tmp_path, monkeypatch, act, iteration):
     monkeypatch.chdir(tmp_path)
@@ -208,13 +181,6 @@ def test_metrics_have_one_row_per_policy_and_every_file_numbers_iterations_alike
     [
         ({"check_val_every_n_epoch": 2}, [0, 4, 6]),
         ({"check_val_every_n_epoch": 2, "max_steps": 3}, [0, 3]),  # inside an iteration
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ({"check_val_every_n_epoch": 5}, [0, 6]),
-                ({"check_val_every_n_epoch": 2, "max_steps": 2}, [0, 2]),
-            )
-        ),
         ({"val_check_interval": 1}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
@@ -225,14 +191,6 @@ def test_the_final_policy_is_validated_whatever_the_interval(tiny_model, tmp_pat
     assert steps_validated == steps
     assert len({row["step"] for row in rows(tmp_path)}) == len(rows(tmp_path))
     assert run.check_val_every_n_epoch == options.get("check_val_every_n_epoch", 1)
-
-
-@pytest.mark.slow
-def test_the_last_iteration_can_be_the_best(tiny_model, tmp_path):
-    best = BestCheckpoint("step")
-    trainer(tmp_path, 3, [best], check_val_every_n_epoch=2).fit(make_module(tiny_model), data())
-    path = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
-    assert torch.load(path, weights_only=True)["epoch"] == 2
 
 
 def test_early_stopping_on_a_training_figure_validates_the_final_policy(tiny_model, tmp_path):
@@ -281,8 +239,6 @@ class Elsewhere(Logger):
 
 
 ELSEWHERE = ["--trainer.logger", "test_run_files.Elsewhere"]
-TENSORBOARD = ["--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", "boards"]
-SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.Elsewhere}]"
 
 
 @pytest.mark.parametrize(
@@ -290,16 +246,6 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
     [
         (ELSEWHERE, "runs/recipe"),
         (["--trainer.default_root_dir", "mine"], "mine/recipe"),
-        pytest.param(  # see test_the_announced_folder_is_used
-            [*ELSEWHERE, "--trainer.logger.save_dir", "other"],
-            "other/recipe",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(["--trainer.logger", SEVERAL], "runs/recipe", marks=pytest.mark.slow),
-        pytest.param(["--trainer.logger", "true"], "runs/recipe", marks=pytest.mark.slow),
-        pytest.param(
-            ["--trainer.logger.init_args.name", "mine"], "runs/mine", marks=pytest.mark.slow
-        ),
     ],
 )
 def test_every_run_has_its_own_folder_that_last_and_best_find_with_any_logger(
@@ -346,35 +292,15 @@ def test_an_evaluation_after_a_fit_keeps_the_rows_of_the_fit(tiny_model, tmp_pat
     run.validate(policy, data(), verbose=False)
     after = metrics(tmp_path / "lightning_logs" / "1a2b3c")
     assert [row["step"] for row in after[:3]] == [row["step"] for row in before]
-    # the policy that was trained is evaluated, and so is one that was saved after its run
     assert [row["iteration"] for row in after] == ["0", "1", "2", "2"]
-    run.save_checkpoint(tmp_path / "later.ckpt")
-    policy = make_module(tiny_model)
-    policy.configure_model()
-    policy.on_load_checkpoint(torch.load(tmp_path / "later.ckpt", weights_only=True))
-    assert policy.position == (2, 4)
 
 
-class SavesEarly(L.Callback):
-    """Saves in the first iteration, before anything is learned."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        if trainer.current_epoch == 0:
-            trainer.save_checkpoint(self.file)
-
-
-def test_a_policy_that_was_saved_before_its_first_step_has_iteration_0(tiny_model, tmp_path):
-    file = tmp_path / "early.ckpt"
-    trainer(tmp_path, 1, [SavesEarly(file)], limit_val_batches=0).fit(
-        make_module(tiny_model), data()
-    )
-    policy = make_module(tiny_model)
-    policy.configure_model()
-    policy.on_load_checkpoint(torch.load(file, weights_only=True))
-    assert policy.position == (0, 0)
+def test_the_position_of_a_checkpoint_counts_the_iterations_behind_its_policy():
+    loops = {"fit_loop": {"epoch_progress": {"current": {"ready": 3}}}}
+    assert position({"global_step": 4, "epoch": 2, "loops": loops}) == (3, 4)
+    assert position({"global_step": 4, "epoch": 1}) == (2, 4)
+    # saved before anything was learned
+    assert position({"global_step": 0, "epoch": 0, "loops": loops}) == (0, 0)
 
 
 class Shared(Elsewhere):
@@ -397,17 +323,6 @@ def test_a_run_that_fails_keeps_folders_with_other_files(tiny_model, tmp_path, m
             )
         assert events.is_file()
     assert not Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_tensorboard_writes_into_the_runs_folder_if_it_has_the_same_name(recipe):
-    pytest.importorskip("tensorboard")
-    named = ["--trainer.logger.name", "recipe", "--trainer.max_epochs", "1"]
-    assert main(["fit", "recipe.yaml", *TENSORBOARD, *named]) == 0
-    (run,) = Path("boards/recipe").iterdir()
-    assert list(run.glob("events.out.*"))
-    assert (run / "checkpoints" / "last.ckpt").is_file()
-    assert len(metrics(run)) == 2
 
 
 def test_the_folder_of_a_run_means_its_last_checkpoint(trained, capsys):
@@ -446,25 +361,15 @@ def test_the_folder_of_a_run_means_its_last_checkpoint(trained, capsys):
         ["--model.rollout.tools", "[worlds.Raises]"],
     ],
 )
-@pytest.mark.parametrize("logger", [[], ELSEWHERE])
-def test_a_start_that_fails_leaves_no_folder(recipe, capsys, mistake, logger):
+def test_a_start_that_fails_leaves_no_folder(recipe, capsys, mistake):
     there = set(Path().iterdir())
-    fails(
-        capsys, ["fit", "recipe.yaml", *mistake, *logger], code=1 if "Raises" in mistake[1] else 2
-    )
+    fails(capsys, ["fit", "recipe.yaml", *mistake], code=1 if "Raises" in mistake[1] else 2)
     assert set(Path().iterdir()) == there
 
 
-def test_a_start_that_fails_keeps_an_empty_folder_of_the_users(recipe, capsys):
-    Path("out").mkdir()
-    own = ["--trainer.logger.init_args.save_dir", "out"]
-    fails(capsys, ["fit", "recipe.yaml", "--model.rollout.max_tokens", "4096", *own])
-    assert list(Path("out").iterdir()) == []
-
-
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # it writes over metrics.csv
-@pytest.mark.parametrize("version", [[], ["--trainer.logger.init_args.version", "0"]])
-def test_a_start_that_fails_leaves_other_runs_alone(trained, capsys, version):
+def test_a_start_that_fails_leaves_other_runs_alone(trained, capsys):
+    version = ["--trainer.logger.init_args.version", "0"]
     fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl", *version])
     assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
     assert (trained / "checkpoints" / "last.ckpt").is_file()
@@ -480,9 +385,6 @@ def csv_logger(**settings):
     [
         [],
         ["--trainer.logger", f"[{csv_logger(save_dir='out')}]"],
-        ["--trainer.logger", "[CSVLogger]"],
-        ["--trainer.logger", csv_logger(save_dir="out", name="")],
-        ["--trainer.logger.init_args.version", "3"],
         ["--trainer.logger.init_args.version", "mine"],
         ["--trainer.logger", f"[test_run_files.Elsewhere, {csv_logger(save_dir='o', name='x')}]"],
         [*ELSEWHERE, "--trainer.logger.save_dir", "other"],
@@ -497,11 +399,9 @@ def test_the_announced_folder_is_used(recipe, logger):
 @pytest.mark.parametrize(
     ("command", "options", "place"),
     [
-        ("fit", ["--trainer.fast_dev_run", "0"], "to runs/recipe/version_0"),
         ("fit", ["--trainer.fast_dev_run", "2"], "no files: trainer.fast_dev_run is a trial"),
         ("fit", ["--trainer.logger", "false"], "only checkpoints/: trainer.logger is false"),
         ("eval", [], "to runs/recipe-eval/version_0"),
-        ("eval", ["--trainer.logger", "false"], "no files: trainer.logger is false"),
     ],
 )
 def test_the_first_line_says_where_files_go(recipe, request, capsys, command, options, place):
@@ -543,25 +443,6 @@ def test_folders_are_numbered_as_lightning_numbers_them(recipe):
     assert str(place.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
 
 
-@pytest.mark.slow
-def test_runs_that_start_at_the_same_time_have_a_folder_each(recipe, nursery):
-    words = turnrl_command("fit", "recipe.yaml", "--trainer.max_epochs", "1")
-    env = {**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)}
-    options = {"env": env, "stdout": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen([*words, "--seed_everything", seed], **options) for seed in ("1", "2")]
-    for process in both:
-        printed = process.communicate()[0]
-        assert process.returncode == 0
-        # it is where the line says, and has its own recipe, record and checkpoints
-        folder = Path(re.search(r"^writing to (\S+),", printed, re.MULTILINE)[1])
-        seed = yaml.safe_load((folder / "config.yaml").read_text())["seed_everything"]
-        assert str(seed) == process.args[-1]
-        assert len(metrics(folder)) == 2
-        assert (folder / "checkpoints" / "last.ckpt").is_file()
-    names = sorted(path.name for path in Path("runs/recipe").iterdir())
-    assert names == ["version_0", "version_1"]
-
-
 def test_no_two_runs_claim_the_same_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home, together = Path("some/runs"), threading.Barrier(8)
@@ -599,24 +480,10 @@ def test_no_two_runs_claim_the_same_number(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize(
-    "logger",
-    [
-        [],
-        pytest.param([*TENSORBOARD, "--trainer.logger.name", "mine"], marks=pytest.mark.slow),
-        pytest.param(["--trainer.logger.version", "7"], marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_the_saved_recipe_has_no_claimed_number(recipe, logger):
-    if "TensorBoardLogger" in logger:
-        pytest.importorskip("tensorboard")
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *logger]) == 0
-    (run,) = Path().glob("*/*/version_*")
-    loggers = listed(yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"])
-    versions = [chosen["init_args"].get("version") for chosen in loggers]
-    assert versions == [7 if "7" in logger else None] * len(loggers)
-    if "7" not in logger:
-        assert main(["fit", str(run / "config.yaml"), "--trainer.max_epochs", "1"]) == 0
-        assert (run.with_name("version_1") / "metrics.csv").is_file()
-        assert len(list(run.parent.iterdir())) == 2
+def test_the_saved_recipe_has_no_claimed_number(recipe):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    run = Path("runs/recipe/version_0")
+    (logger,) = listed(yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"])
+    assert logger["init_args"].get("version") is None
+    assert main(["fit", str(run / "config.yaml"), "--trainer.max_epochs", "1"]) == 0
+    assert (run.with_name("version_1") / "metrics.csv").is_file()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from itertools import product
 
 import numpy as np
@@ -200,15 +199,6 @@ def test_wilsons_interval_covers_as_the_docstring_says():
     assert 0.83 < min(covered(20, p) for p in np.linspace(0.005, 0.02, 16)) < 0.86
 
 
-@pytest.mark.parametrize(("p", "phi"), [(0.5, 0.9), (0.3, 0.3), (0.9, 0.3)])
-def test_newcombes_interval_covers_as_the_docstring_says(p, phi):
-    draw = np.random.default_rng(0)
-    both = p * p + phi * p * (1 - p)
-    counts = draw.multinomial(100, [both, p - both, p - both, 1 - 2 * p + both], 2000)
-    ends = [newcombe(*map(int, row)) for row in counts]
-    assert np.mean([low <= 0 <= high for low, high in ends]) >= 0.937  # 0.947 less two errors
-
-
 # -------------------------------------------------------------------------------------- the table
 
 
@@ -243,11 +233,3 @@ def test_every_command_prints_one_table():
     alone = [*table_lines([Line("val/x", None, None, note="  of 0 questions")])]
     assert alone[1].split() == ["val/x", "-", "of", "0", "questions"]
     assert [letter(n) for n in (0, 25, 26)] == ["A", "Z", "AA"]
-
-
-def test_a_mean_of_many_questions_has_the_interval_of_normal_theory():
-    draw = random.Random(0)
-    shares = [draw.choice((0.0, 0.5, 0.5, 1.0)) for _ in range(4000)]
-    half = 1.959964 * np.std(shares) / 4000**0.5
-    mean = np.mean(shares)
-    assert mean_interval(shares) == pytest.approx((mean - half, mean + half), abs=4e-5)

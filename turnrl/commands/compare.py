@@ -14,14 +14,13 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnrl.plugin.text import counted, painted, say, visible
 
 if TYPE_CHECKING:
     from turnrl.plugin.hooks import Commands
-    from turnrl.runs.compare import Comparison, Evaluation, Side
+    from turnrl.runs.compare import Comparison, Side
 
 _FEW = 3
 _WIDTH = 80
@@ -60,11 +59,6 @@ def _run(args: argparse.Namespace) -> None:
             # the baseline is A in each comparison, and the others are B, C and so on
             text = "\n".join(as_text(comparison, args.split, args.all, letter(number)))
             say("\n" * (number > 1) + text)
-    if not args.json:
-        # in the order of the command line, by which a report numbers its runs
-        folders = {e.number: str(e.run.folder) for side in sides for e in side.evaluations}
-        print(f"\nSee them: turnrl report {' '.join(folders[n] for n in sorted(folders))}")
-        print("Then open report.html with the end of a line above appended to its address.")
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:
@@ -128,25 +122,14 @@ def as_text(
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
-    """The settings in which the two sides differ, except for the seeds within a side; then those of
-    their evaluations, except for the questions, which are the same."""
+    """The settings in which the two sides differ, except for the seeds within a side."""
     from turnrl.runs.config import SEEDS
-    from turnrl.runs.load import differences, distinct_ends, is_of_command
+    from turnrl.runs.load import differences
 
-    runs = [side.one.run for side in (comparison.first, comparison.second)]
-    evaluated = any(run.was_evaluated for run in runs)
-    for name, values in differences(runs).items():
-        of_evaluation = evaluated and is_of_command(name)
-        if not of_evaluation and (len(comparison.first.evaluations) == 1 or name not in SEEDS):
+    one = len(comparison.first.evaluations) == 1
+    for name, values in differences([comparison.first.one.run, comparison.second.one.run]).items():
+        if one or name not in SEEDS:
             yield _cut(f"   {name}: {' -> '.join(value or '(none)' for value in values)}")
-    # the checkpoint of a `fit` run is the one that it resumed from
-    settings = [run.settings if run.was_evaluated else {} for run in runs]
-    for name in dict.fromkeys(filter(is_of_command, (*settings[0], *settings[1]))):
-        values = [of_run.get(name, "null") for of_run in settings]
-        values = ["(none)" if value == "null" else value for value in values]
-        if name.partition(".")[0] not in ("split", "questions") and len({*values}) > 1:
-            shown = distinct_ends([*map(Path, values)]) if name == "ckpt_path" else values
-            yield _cut(f"   evaluated with {name}: {' -> '.join(shown)}")
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -182,8 +165,8 @@ def _result(comparison: Comparison, letter: str) -> str:
 
 
 def _question(comparison: Comparison, question: str, letter: str) -> Iterator[str]:
-    """A question, its accepted answers, and the answers of both sides with their places in a
-    report, for the first seed in which the sides differ."""
+    """A question, its accepted answers, and the answers of both sides, for the first seed in which
+    the sides differ."""
     main = comparison.main
     pairs = zip(comparison.first.evaluations, comparison.second.evaluations, strict=True)
     pair = next(p for p in pairs if p[0].value(question, main) != p[1].value(question, main))
@@ -191,21 +174,11 @@ def _question(comparison: Comparison, question: str, letter: str) -> Iterator[st
     yield _cut(f"  {row['question']}")
     yield _cut(f"    accepted  {' | '.join(row['answers'] or ())}")
     for name, evaluation in zip(("A", letter), pair, strict=True):
-        rows, place = evaluation.questions[question], address(evaluation, question)
+        rows = evaluation.questions[question]
         answer = rows[0]["answer"] or "(no answer)"
         if main != "exact_match" or len(rows) > 1:
             answer = f"{main} {evaluation.value(question, main):.3f}"
-        width = _WIDTH - len(place) - 2
-        yield f"{_cut(f'    {name}  {answer}', width):{width}}  {place}"
-
-
-def address(evaluation: Evaluation, question: str) -> str:
-    """The address of the attempt at a question, or of all attempts, in a report of the same
-    runs."""
-    from turnrl.runs.compare import link
-
-    rows = evaluation.questions[question]
-    return link(evaluation.number, rows[0], attempt=len(rows) == 1)
+        yield _cut(f"    {name}  {answer}")
 
 
 def _cut(text: str, width: int = _WIDTH) -> str:

@@ -1,7 +1,7 @@
 """The record on disk, derived from types: one row per trajectory, in Parquet.
 
-`RecordedAttempt` documents each column. Its turns are `turnrl.types.trajectory.Turn`, and what that
-type has, calls and results included, is in the record: `SCHEMA` has the Parquet types of the types,
+`RecordedAttempt` documents each column. Its turns have all that `turnrl.types.trajectory.Turn` has,
+calls and results included: `SCHEMA` has the Parquet types of the types,
 `plain` turns a value into one for a row, and `restore` turns it back. A mapping is JSON in a row,
 and fields that do not count in a comparison (`ToolCall.session`) are left out.
 
@@ -48,11 +48,17 @@ class NamedValues:
     values: tuple[float, ...]
 
 
+def _flat() -> Any:
+    """A field whose own fields stand in the row in its place."""
+    return dataclasses.field(metadata={"flat": True})
+
+
 @dataclass(frozen=True, kw_only=True)
-class RecordedTurn(Turn):
-    """A turn as the record keeps it; `reward` is what the world paid.
+class RecordedTurn:
+    """A turn as the record keeps it; its `reward` is what the world paid.
 
     Args:
+        turn: The turn, whose fields stand beside the others.
         tokens: Number of its tokens.
         sample: Number of the token history that it was sampled in; None without tokens.
         turn_reward: Its turn reward.
@@ -61,6 +67,7 @@ class RecordedTurn(Turn):
             shares with the trajectory that it came from.
     """
 
+    turn: Turn = _flat()
     tokens: int
     sample: int | None
     turn_reward: float
@@ -97,8 +104,8 @@ class RecordedTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedAttempt(RecordedTokens):
-    """The columns of a row.
+class RecordedAttempt:
+    """The columns of a row. Those of `RecordedTokens` stand beside the others.
 
     Args:
         iteration: metrics.csv's `iteration`: the one that collected it, from 1; of an evaluation
@@ -136,6 +143,7 @@ class RecordedAttempt(RecordedTokens):
         estimator: The rule that gave the credit: its `name`, the path of its `class`, and its
             `arguments` as far as its attributes tell them; null where nothing was learned.
         turns: The turns.
+        tokens: The tokens; see `RecordedTokens`.
     """
 
     iteration: int
@@ -167,16 +175,26 @@ class RecordedAttempt(RecordedTokens):
     group_std: float | None
     estimator: Mapping[str, Any] | None
     turns: tuple[RecordedTurn, ...]
+    tokens: RecordedTokens = _flat()
 
 
 # ------------------------------------------------------------------------- types to Parquet
 
 
 @functools.cache
-def _kinds(kind: type) -> dict[str, Any]:
-    """The types of a dataclass' recorded fields, by name."""
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """The name and the type of each recorded field of a dataclass, and whether it is flat."""
     hints = get_type_hints(kind, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.compare}
+    recorded = (f for f in dataclasses.fields(kind) if f.compare)
+    return tuple((f.name, hints[f.name], "flat" in f.metadata) for f in recorded)
+
+
+def _kinds(kind: type) -> dict[str, Any]:
+    """The types of what a row has of a dataclass, by name."""
+    kinds: dict[str, Any] = {}
+    for name, part, flat in _fields(kind):
+        kinds |= _kinds(part) if flat else {name: part}
+    return kinds
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:
@@ -214,16 +232,23 @@ TOKENS = tuple(_kinds(RecordedTokens))
 # ----------------------------------------------------------------------------- values to rows
 
 
-def plain(value: Any) -> Any:
-    """A value as a row has it. Texts lose halves of surrogate pairs, which JSON allows and Parquet
-    refuses."""
-    kind: type = type(value)
-    if dataclasses.is_dataclass(kind):
-        return {name: plain(getattr(value, name)) for name in _kinds(kind)}
-    if isinstance(value, Mapping):
+def plain(kind: Any, value: Any) -> Any:
+    """A value of a type as a row has it. Texts lose halves of surrogate pairs, which JSON allows
+    and Parquet refuses."""
+    kind, _ = _without_none(kind)
+    if value is None:
+        return None
+    origin, parts = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        row: Row = {}
+        for name, of, flat in _fields(kind):
+            part = plain(of, getattr(value, name))
+            row |= part if flat else {name: part}
+        return row
+    if origin is tuple:
+        return [plain(parts[0], part) for part in value]
+    if origin is Mapping:
         return _json(value)
-    if isinstance(value, tuple):
-        return [plain(part) for part in value]
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -271,7 +296,8 @@ def restore(kind: Any, value: Any, name: str = "") -> Any:
         raise DataError(f"{name} is null")
     origin, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return kind(**{part: restore(of, value[part], part) for part, of in _kinds(kind).items()})
+        parts_of = ((n, of, value if flat else value[n]) for n, of, flat in _fields(kind))
+        return kind(**{part: restore(of, own, part) for part, of, own in parts_of})
     if origin is tuple:
         items = dataclasses.is_dataclass(parts[0])
         return tuple(restore(parts[0], item, name) for item in value) if items else tuple(value)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from urllib.parse import quote
 
 from turnrl.plugin.errors import DataError
 from turnrl.runs.find import find_run, run_at
@@ -196,13 +195,6 @@ def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
         evaluations: One per seed.
         several: True if a run has several evaluations here, so that names need the iteration.
     """
-    by_seed: dict[object, Evaluation] = {}
-    for evaluation in evaluations:
-        if (first := by_seed.setdefault(evaluation.run.seed, evaluation)) is not evaluation:
-            raise DataError(
-                f"{first.run.name} and {evaluation.run.name} have the same settings and seeds. "
-                "Leave one out, or compare them alone."
-            )
     names = (e.run.name + f"@{e.iteration}" * several for e in evaluations)
     return Side(", ".join(names), evaluations)
 
@@ -214,16 +206,11 @@ def id_of(row: record.Row) -> str:
 
 def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evaluation:
     """The last evaluation of a run, or the last one after the wanted iteration, which may have
-    several (`trainer.val_check_interval`). A file that cannot be read is noted in the run's
-    problems, and the evaluation before it is used."""
+    several (`trainer.val_check_interval`)."""
     rows: list[record.Row] = []
     seen: dict[int, None] = {}
     for file in reversed(record.files(run.folder, split)):  # the newest policy first
-        try:
-            here = record.read_checked(file, _COLUMNS)
-        except DataError as error:
-            run.problems.append(f"left out: {error}")
-            continue
+        here = record.read_checked(file, _COLUMNS)
         if not here:
             continue
         after = here[0]["iteration"]
@@ -233,9 +220,7 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
             rows = here + rows
         elif rows:
             break
-    if wanted is None:  # no file could be read
-        raise DataError(f"{run.name}: {' '.join(run.problems) or 'its record is empty.'}")
-    if not rows:
+    if wanted is None or not rows:
         raise DataError(
             f"{run.name} has no evaluation of {split!r} after iteration {wanted}. It has one after "
             f"each of these: {', '.join(map(str, sorted(seen)))}."
@@ -374,18 +359,3 @@ def _figure(
         return difference(before, after, record.success(name, [*before, *after]))
     means = [fmean(column) for column in columns]
     return over_seeds(means[:seeds], means[seeds:])
-
-
-def link(run: int, row: record.Row, attempt: bool = True) -> str:
-    """The address of a trajectory or of its group, as the page writes it: `#/t/0/val/48/2/0`.
-
-    Args:
-        run: Number of the run among those of the report, from 0.
-        row: The trajectory, with `split`, `policy_version`, `group` and `member`.
-        attempt: True for the trajectory; False for all attempts at its question.
-    """
-    place = ("split", "policy_version", "group", *(("member",) if attempt else ()))
-    parts = [run, *(row[name] for name in place)]
-    # the page's script has encodeURIComponent, which leaves these as they are
-    quoted = "/".join(quote(str(part), safe="!~*'()") for part in parts)
-    return f"#/{'t' if attempt else 'g'}/{quoted}"

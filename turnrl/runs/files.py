@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _TORN = ".new"
 
@@ -37,8 +34,6 @@ def whole_file(file: Path) -> Iterator[Path]:
             _locked(held)
             yield written
             os.fsync(held.fileno())  # the move must not reach the disk before the contents
-            if fcntl is None:
-                held.close()  # Windows moves no open file
             written.replace(file)
         _sync_folder(file.parent)
     except BaseException:
@@ -59,8 +54,6 @@ def remove_torn(folder: Path) -> None:
 def _locked(held: BinaryIO) -> bool:
     """Lock a file until it is closed. False if another process has it, or if files have no locks
     here."""
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

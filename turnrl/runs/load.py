@@ -52,17 +52,15 @@ class Run:
         return tuple(self.settings.get(name) for name in SEEDS)
 
     @property
-    def checkpoint(self) -> str:
-        """The checkpoint that it evaluated or resumed from; empty if there was none."""
-        path = self.settings.get(_CHECKPOINT)
-        return "" if path in (None, "null") else str(path)
+    def was_evaluated(self) -> bool:
+        """True if `turnrl eval` made it."""
+        return self.settings.get(COMMAND) == "eval"
 
     @property
-    def was_evaluated(self) -> bool:
-        """True if `turnrl eval` made it. Old runs did not note their command, but those of `eval`
-        have a split to score, and those of `fit` have none."""
-        command = self.settings.get(COMMAND)
-        return "split" in self.settings if command is None else command == "eval"
+    def scored(self) -> str:
+        """The checkpoint that it evaluated; empty if there was none."""
+        path = self.settings.get(_CHECKPOINT)
+        return str(path) if self.was_evaluated and path not in (None, "null") else ""
 
     def groups(self, most: int | None = None) -> Iterator[list[record.Row]]:
         """The groups of its record, one file in memory at a time. A file that cannot be read is
@@ -171,49 +169,31 @@ def _is_output(name: str) -> bool:
     return name.startswith(_PLACES) or name in (*_WRITTEN, COMMAND)
 
 
-def is_of_command(name: str) -> bool:
-    """True for a setting outside the recipe's sections, such as `ckpt_path` or `samples`. In an
-    evaluation, these describe the evaluation and not the training."""
-    of_recipe = name != _CHECKPOINT and name.partition(".")[0] in SECTIONS
-    return not of_recipe and not _is_output(name)
-
-
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
-    """The numbers of the runs by experiment: runs of one experiment differ only in their seeds.
+    """The numbers of the runs by experiment. Runs of one experiment have the same settings but for
+    their seeds, and each has seeds of its own.
 
-    A run that resumed from a checkpoint of its own recipe belongs to the same experiment; a run
-    that began with a checkpoint of another recipe does not. For a checkpoint that was evaluated,
-    only the name of its file counts: `best.ckpt` of seeds 0 and 1 are one experiment, `last.ckpt`
-    is another. Runs with the same seeds are separated by their checkpoints. So two checkpoints of
-    one run never count as two seeds, nor does one checkpoint that was evaluated with two seeds.
+    Evaluations of one experiment also score checkpoints of the same name, `best.ckpt` of seeds 0
+    and 1, and each its own. So two checkpoints of one run never count as two seeds, nor does one
+    checkpoint that was evaluated with two seeds.
     """
     alike: dict[object, list[int]] = {}
     for number, run in enumerate(runs):
         alike.setdefault(_identity(run) or number, []).append(number)
-    return sorted(part for numbers in alike.values() for part in _apart(runs, numbers))
+    parts: list[list[int]] = []
+    for numbers in alike.values():
+        seeds = {runs[number].seed for number in numbers}
+        scored = [runs[number].scored for number in numbers]
+        apart = len({*scored}) == len(scored) or not any(scored)
+        one = apart and len(seeds) == len(numbers)
+        parts += [numbers] if one else [[number] for number in numbers]
+    return sorted(parts)
 
 
 def _identity(run: Run) -> str:
-    """The settings of a run without seeds, output and checkpoint; empty if they are unknown."""
-    place = Path(run.checkpoint).absolute()  # runs/NAME/version_0/checkpoints/last.ckpt
-    home = place.parents[2].name if len(place.parents) > 2 else ""
-    own = not run.checkpoint or home == run.folder.resolve().parent.name
-    checkpoint = place.name if run.was_evaluated and run.checkpoint else "" if own else home
+    """The settings of a run without seeds and output, and the name of the checkpoint that it
+    scored; empty if they are unknown."""
     apart = (*SEEDS, _CHECKPOINT)
     kept = {k: v for k, v in run.settings.items() if k not in apart and not _is_output(k)}
-    return json.dumps([kept, checkpoint, run.was_evaluated], sort_keys=True) if kept else ""
-
-
-def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
-    """Split runs that differ only in seeds and checkpoints, unless there is one checkpoint for each
-    seed."""
-    keys = {number: (runs[number].seed, runs[number].checkpoint) for number in alike}
-    pairs, evaluated = {*keys.values()}, runs[alike[0]].was_evaluated
-    checkpoints = [checkpoint for _, checkpoint in pairs if evaluated and checkpoint]
-    seeds = {seed for seed, _ in pairs}
-    if len(seeds) == len(pairs) and len({*checkpoints}) == len(checkpoints):
-        return [list(alike)]
-    parts: dict[object, list[int]] = {}
-    for number, (seed, checkpoint) in keys.items():
-        parts.setdefault((checkpoint, seed if evaluated else ()), []).append(number)
-    return parts.values()
+    parts = [kept, Path(run.scored).name, run.was_evaluated]
+    return json.dumps(parts, sort_keys=True) if kept else ""

@@ -26,13 +26,14 @@ import pyarrow.parquet as pq
 from turnrl.rewards.answers import CURVES as CURVES
 from turnrl.plugin.errors import DataError, did_you_mean, in_short
 from turnrl.runs.find import find_run
-from turnrl.runs.columns import COLUMNS, VERSION, VERSION_KEY, RecordedTurn, check_row, restore
+from turnrl.runs.columns import COLUMNS, VERSION, VERSION_KEY, check_row, restore
 from turnrl.runs.columns import SCHEMA as SCHEMA
 from turnrl.runs.columns import TOKENS as TOKENS
 from turnrl.runs.columns import Columns as Columns
 from turnrl.runs.columns import Row as Row
 from turnrl.runs.columns import json_object as json_object
 from turnrl.runs.restoring import group as group
+from turnrl.types.trajectory import Turn
 from turnrl.runs.statistics import all_or_nothing
 from turnrl.runs.statistics import mean_interval as mean_interval
 from turnrl.plugin.text import labelled, visible
@@ -312,7 +313,7 @@ def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
         several = len(row.get("sample_tokens") or ()) > 1
         history = f"   history {turn['sample'] + 1}" if several else ""
         lines.append(f"-- turn {k}{history}   reward {turn['turn_reward']:.3f}{parts}{credit}")
-        lines += [*sent[k - 1 : k], str(restore(RecordedTurn, turn))]
+        lines += [*sent[k - 1 : k], str(restore(Turn, turn))]
     return visible("\n".join([*lines, _parts(row["rewards"])]))
 
 

@@ -51,7 +51,6 @@ def _components(
 ) -> dict[str, RewardComponent]:
     import torch
 
-    costs = attempts[0].costs
     right_at = {part.name: part.value for part in attempts[0].right_at}
     values: dict[str, Tensor] = {}
     for i, attempt in enumerate(attempts):
@@ -65,7 +64,7 @@ def _components(
             for part in turn.rewards:
                 values[part.name][i, k] = part.value
     return {
-        name: RewardComponent(own, name in costs, right_at.get(name))
+        name: RewardComponent(own, name in attempts[0].costs, right_at.get(name))
         for name, own in values.items()
     }
 
@@ -78,7 +77,7 @@ def _trajectory(attempt: RecordedAttempt) -> Trajectory:
         sample = sample.wrote(k, (0,) * turn.tokens, (0.0,) * turn.tokens)
     return Trajectory(
         question=Question(attempt.question_id or attempt.question, attempt.question, answers),
-        turns=attempt.turns,
+        turns=tuple(turn.turn for turn in attempt.turns),
         ended_by=attempt.ended_by,
         samples=(sample,),
         begins=attempt.begins,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ _ORDER = ("tool_execution", "answer_in_results", "exact_match", "format")
 """Panels from left to right, as in the report's page."""
 _GREY = "#787f89"
 """Reads on white and on black."""
-_LINES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-."))
-"""Colours of Okabe and Ito, and what tells them apart without colour."""
+_COLOR = "#0072b2"
 _LEGEND = (
     "thick: greedy answers to validation questions; thin: sampled attempts at training questions"
 )
@@ -27,17 +25,19 @@ class Curves(L.Callback):
     """Draw `curves.svg` when training ends, once the last row of metrics is written."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.is_global_zero and pl_module.folder is not None:
-            file = pl_module.folder / "curves.svg"
+        folder = pl_module.folder
+        if trainer.is_global_zero and folder is not None and (folder / "metrics.csv").is_file():
+            file = folder / "curves.svg"
             with writing(trainer, file):
-                draw(open_runs([pl_module.folder]), file)
+                (run,) = open_runs([folder])
+                draw(run, file)
 
 
-def draw(runs: Sequence[Run], file: Path) -> None:
-    """Draw the four curves of some runs: validation as lines with points, training as thin lines.
+def draw(run: Run, file: Path) -> None:
+    """Draw the four curves of a run: validation as lines with points, training as thin lines.
 
     Args:
-        runs: The runs.
+        run: The run.
         file: The picture, of any format that its suffix names.
     """
     # not `pyplot`, which would keep the figure, and look for a screen
@@ -58,22 +58,16 @@ def draw(runs: Sequence[Run], file: Path) -> None:
             axes.set_xlabel("iteration")
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
-            for number, run in enumerate(runs):
-                color, dashes = _LINES[number % len(_LINES)]
-                for split, width in (("val", 1.8), ("train", 0.7)):
-                    points = [row for row in run.metrics if f"{split}/{name}" in row]
-                    axes.plot(
-                        [row["iteration"] for row in points],
-                        [row[f"{split}/{name}"] for row in points],
-                        dashes,
-                        marker="o" if split == "val" else "",
-                        color=color,
-                        markersize=3,
-                        linewidth=width,
-                        label=run.name if (split, axes) == ("val", subplots[0]) else None,
-                    )
-        if len(runs) > 1:
-            figure.legend(loc="lower right", ncols=len(runs), frameon=False)
+            for split, width in (("val", 1.8), ("train", 0.7)):
+                points = [row for row in run.metrics if f"{split}/{name}" in row]
+                axes.plot(
+                    [row["iteration"] for row in points],
+                    [row[f"{split}/{name}"] for row in points],
+                    marker="o" if split == "val" else "",
+                    color=_COLOR,
+                    markersize=3,
+                    linewidth=width,
+                )
         figure.text(0.05, 0.03, _LEGEND)
         with whole_file(file) as part:
             kind = file.suffix[1:]

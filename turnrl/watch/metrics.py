@@ -11,18 +11,16 @@ A validation inside an iteration has its own row, with the number of that iterat
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from turnrl.plugin.errors import in_short
 from turnrl.rewards.scoring import Tally
 from turnrl.runs.files import read_table, write_table
 from turnrl.watch.trainer import file_of_logger, run_folder, writing
@@ -169,14 +167,6 @@ class PolicyRows(L.Callback):
         if rows and all(float(old.get("step") or 0) < row["step"] for old in rows):
             write_table(file, [*rows, row])
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Lightning closes the loggers next. If one cannot write, its error must not replace the
-        one that ended the run."""
-        for logger in trainer.loggers:
-            setattr(logger, "finalize", partial(_finalize, type(logger).finalize, logger))  # noqa: B010
-
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.metrics.take(trainer.validating)
         if figures:
@@ -198,13 +188,6 @@ class PolicyRows(L.Callback):
             # the file may have rows of a run that was resumed in its folder
             with writing(trainer, self._file):
                 write_table(self._file, [*read_table(self._file), {**row, "step": step}])
-
-
-def _finalize(finalize: Callable[[Logger, str], None], logger: Logger, status: str) -> None:
-    try:
-        finalize(logger, status)
-    except Exception as error:
-        _logger.warning(f"closing {type(logger).__name__} failed as well: {in_short(error)}")
 
 
 class _WholeRows(ExperimentWriter):
@@ -243,7 +226,10 @@ class _WholeRows(ExperimentWriter):
             self._file.unlink(missing_ok=True)
         self._fs.makedirs(self.log_dir, exist_ok=True)
         self.metrics = whole
-        super().save()
+        try:
+            super().save()
+        finally:  # closing the logger after an error writes nothing again
+            self.metrics = []
 
 
 def write_whole_rows(trainer: L.Trainer) -> None:

@@ -4,7 +4,6 @@ a run's folder.
 `turnrl.runs.columns` has the columns, and `turnrl.runs.record` reads them.
 """
 
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from turnrl.types import TokenRow
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
 from turnrl.types.group import Group
-from turnrl.types.trajectory import Trajectory, Turn
+from turnrl.types.trajectory import Trajectory
 from turnrl.watch.trainer import writing
 
 Learner = Callable[[Sequence[TokenRow]], Sequence[TokenScores]]
@@ -147,25 +146,19 @@ class Recorder(L.Callback):
 
 
 def count_kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
-    """Number of groups that one process records, from its first on.
-
-    Groups stay whole. Over all processes these are the first groups that together have at most
-    `most` trajectories, but at least one group. A process does not know the sizes of the other
-    processes' groups, and assumes that on average they are as large as its own.
+    """Number of groups that one process records, from its first on: as many whole groups as fit
+    into its share of the trajectories to keep. The first process keeps at least one.
 
     Args:
-        groups: The groups of this process, in the order of their numbers rank, rank + ranks, ...
+        groups: The groups of this process.
         most: Trajectories to keep over all processes; None keeps all, and 0 none.
+        rank: Number of the process.
+        ranks: Number of processes.
     """
-    if most is None:
-        return len(groups)
+    if not most:
+        return 0 if most == 0 else len(groups)
     sizes = itertools.accumulate(len(group.trajectories) for group in groups)
-    numbers = range(rank, rank + len(groups) * ranks, ranks)
-    fits = (
-        most > 0 and (number == 0 or size / (i + 1) * (number + 1) <= most)
-        for i, (number, size) in enumerate(zip(numbers, sizes, strict=True))
-    )
-    return sum(itertools.takewhile(bool, fits))
+    return sum(size <= most // ranks for size in sizes) or int(rank == 0)
 
 
 def rows(
@@ -210,7 +203,7 @@ def rows(
                 "group": number,
                 "estimator": rule,
             }
-            yield plain(_recorded(group, group_credit, i, shared, next(tokens)))
+            yield plain(RecordedAttempt, _recorded(group, group_credit, i, shared, next(tokens)))
 
 
 def _recorded(
@@ -220,9 +213,10 @@ def _recorded(
     question, trajectory = group.question, group.trajectories[i]
     samples, totals = trajectory.samples, group.totals[group.trunks]
     right_at = {name: part.right_at for name, part in group.components.items()}
-    more: dict[str, Any] = {**shared, **vars(tokens), **curves(trajectory)}
+    more: dict[str, Any] = {**shared, **curves(trajectory)}
     return RecordedAttempt(
         **more,
+        tokens=tokens,
         question_id=question.id,
         question=question.text,
         answers=question.answers,
@@ -255,7 +249,7 @@ def _turn(group: Group, credit: Credit | None, i: int, k: int) -> RecordedTurn:
     sampled = [sample.turn_index.count(k) for sample in trajectory.samples]
     parts = {name: p.values[i, k] for name, p in group.components.items() if p.by_turn}
     return RecordedTurn(
-        **{field.name: getattr(turn, field.name) for field in dataclasses.fields(Turn)},
+        turn=turn,
         tokens=sum(sampled),
         sample=sampled.index(max(sampled)) if sampled else None,
         turn_reward=float(group.turn_rewards[i, k]),

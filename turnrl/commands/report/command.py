@@ -33,7 +33,6 @@ def add_report_command(commands: Commands) -> None:
     text = "a run, a folder of runs, or its name under runs/: the newest that trained"
     add("runs", nargs="+", metavar="RUN", help=text)
     add("-o", "--output", default="report.html", metavar="FILE", help="(default: %(default)s)")
-    add("--title", help="title of the page (default: the names of the runs)")
     text = "keep about N of each run, in whole groups from all of its parts (default: all)"
     add("--trajectories", type=int, metavar="N", help=text)
     parser.set_defaults(run=_run)
@@ -43,14 +42,13 @@ def _run(args: argparse.Namespace) -> None:
     if args.trajectories is not None and args.trajectories < 1:
         raise DataError(f"--trajectories is {args.trajectories}; it must be 1 or more.")
     file = Path(args.output)
-    write(args.runs, file, args.title, args.trajectories)
+    write(args.runs, file, args.trajectories)
     say(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
 
 
 def write(
     runs: Sequence[str | Path],
     file: Path,
-    title: str | None = None,
     most: int | None = None,
 ) -> None:
     """Write the report of some runs.
@@ -58,7 +56,6 @@ def write(
     Args:
         runs: See `open_runs`.
         file: The page. It is replaced in one move when it is complete.
-        title: Title of the page; None for the names of the runs.
         most: Trajectories of each run; None for all.
     Raises:
         DataError: If there is no run at one of the places, or the page cannot be written.
@@ -67,12 +64,11 @@ def write(
     from turnrl.runs.load import open_runs
 
     opened = open_runs(runs)
-    name = title or ", ".join(run.name for run in opened)
     if file.is_dir():
         raise DataError(f"{str(file)!r} is a folder. Name a file in it: -o FILE.html.")
     try:
         with whole_file(file) as part, part.open("w", encoding="utf-8") as out:
-            out.writelines(page(opened, name, most))
+            out.writelines(page(opened, most))
     except OSError as error:
         raise DataError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     for run in opened:

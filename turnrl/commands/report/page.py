@@ -39,15 +39,15 @@ Shown = dict[str, object]
 Advantages = Sequence[Sequence[float | None]]
 
 
-def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[str]:
+def page(runs: Sequence[Run], most: int | None = None) -> Iterator[str]:
     """The page, in pieces.
 
     Args:
         runs: The runs, in the order of their lines.
-        title: Title of the page.
         most: Approximate number of trajectories of each run, in whole groups from all of its parts;
             None for all.
     """
+    title = ", ".join(run.name for run in runs)
     assets = files("turnrl.commands.report") / "assets"
     style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))
     plots, own = (assets / "uPlot.iife.min.js").read_text(), [assets / f"{n}.js" for n in _SCRIPTS]
