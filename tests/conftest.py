@@ -60,11 +60,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 LONGEST = (
-    *("docs", "server_processes", "vllm_own_server", "server_engines", "mistakes", "report"),
-    *("site", "sweep", "cli", "training", "run_files"),
-    *("eval", "warmup", "estimators", "study", "console", "ask", "doctor", "elasticsearch"),
-    *("testing", "ranking", "scaffold", "alarms", "exploration", "engine_contract", "react"),
-    *("environments", "environment_limits", "judge", "plan", "rehearsal"),
+    *("docs", "report", "vllm_own_server", "outage_elasticsearch", "outage_retrieve", "mistakes"),
+    *("sweep", "doctor", "server_engines", "rehearsal", "cli", "training", "run_files", "eval"),
+    *("warmup", "estimators", "study", "console", "ask", "elasticsearch", "server_processes"),
+    *("testing", "scaffold", "alarms", "exploration", "engine_contract", "react"),
+    *("environments", "environment_limits", "judge", "plan"),
 )
 """The files that take the longest, which begin first: else one worker is left alone with them."""
 
