@@ -12,23 +12,18 @@ import signal
 import sqlite3
 import time
 import zlib
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from rollouts import SEEDED, Guess, Look, Room, play, play_episode, room, rooms
-from runs import Ready, data, make_module, trainer
+from runs import data, make_module, trainer
 from turnrl import (
-    MTGRPO,
     DataError,
-    Policy,
     PolicyMistake,
     Question,
-    QuestionData,
     Reading,
     RecipeError,
     Rollout,
@@ -51,7 +46,6 @@ from turnrl_environments import (
     Seeds,
     StepCost,
 )
-from turnrl_environments.watch import Endings, warning_if_none_ended
 from turnrl_environments.world import seed_of
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
@@ -278,13 +272,12 @@ def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat
     def shut():
         raise OSError("only one game at a time")
 
-    lost = "in reset raised OSError: only one .* if it serves only so many attempts at once, set"
+    lost = "in reset raised OSError: only one .*, or set its capacity"
     with pytest.raises(TrajectoryLost, match=lost):
         play(chat, room(reset=shut), ["look"])
 
 
-def test_an_environment_that_hangs_loses_only_its_own_attempt(chat, monkeypatch):
-    monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
+def test_an_environment_that_hangs_loses_only_its_own_attempt(chat):
     hung = []
 
     def hangs(room, action):
@@ -303,47 +296,6 @@ def test_an_environment_that_hangs_loses_only_its_own_attempt(chat, monkeypatch)
     hung.clear()
     with pytest.raises(TrajectoryLost, match=message):
         play(chat, tool, ["wait"], max_restarts=0)
-
-
-def test_every_attempt_in_a_flaky_environment_is_complete(chat, rooms):
-    chance, broken = random.Random(0), []
-
-    def breaks(room, action):
-        if chance.random() < 0.05:
-            broken.append(room)
-            raise ConnectionError("gone")
-        return f"{room.turn}", 1.0, room.turn == 4, False, {}
-
-    seeds = load_questions(Seeds(25), "train")
-    attempts = play(
-        chat, room(step=breaks), ["on"], questions=seeds, size=10, turns=6, max_restarts=20
-    )
-    every = [trajectory for group in attempts.trajectories for trajectory in group]
-    assert len(every) == 250
-    for trajectory in every:  # nothing that is half played
-        assert trajectory.ended_by == "tool"
-        read = [result.content for result in trajectory.results]
-        assert read == ["1", "2", "3", ""]
-        assert [turn.reward for turn in trajectory.turns] == [1.0] * 4
-        assert trajectory.figures == {"steps": 4, "earned": 4, "ended": 1, "truncated": 0}
-    assert attempts.restarted == len(broken) > 37
-    assert len(rooms) == 1 + 250 + attempts.restarted  # one to see its actions
-    assert {room.closed for room in rooms} == {1}  # each once
-
-
-def test_an_environment_that_does_not_close_is_named(chat):
-    def stuck():
-        raise OSError("stuck")
-
-    calls = []
-
-    def once():
-        calls.append(1)
-        if len(calls) > 1:  # the one that was made to see its actions
-            stuck()
-
-    with pytest.raises(TrajectoryLost, match="in close raised OSError: stuck"):
-        play(chat, room(close=once), ["look"], turns=1, max_restarts=0)
 
 
 # ------------------------------------------------------------------------- rewards
@@ -410,47 +362,6 @@ def test_an_outcome_that_no_environment_gives_is_refused(chat):
         EnvironmentReward(idle=-1)
     check_reward(EnvironmentReward())
     check_reward(EnvironmentOutcome(of="last_step"))
-
-
-def test_an_iteration_in_which_no_environment_ended_is_warned_about(chat):
-    goal = play_episode(chat, lake(), GOAL)
-    long = play_episode(chat, lake(), ["down " * 30], max_turn_tokens=10)
-    late = play_episode(chat, lake(), ["down", "fly"], turns=2)
-    assert warning_if_none_ended([goal, long], 1, 8) == ""
-    assert warning_if_none_ended([], 1, 8) == ""
-    assert warning_if_none_ended([late, late, long], 3, 2).startswith(
-        "no attempt of iteration 3 was ended by its environment: of 3, 2 used all 2 turns, 1 ran "
-        "out of tokens; 3 of 5 turns took no step. Read transcripts/"
-    )
-
-
-@pytest.mark.parametrize(
-    ("ends", "warned"),
-    [
-        ("-----", [1]),  # - where no attempt of the iteration is ended, + where one is
-        ("+-+---", [6]),
-        ("+--+--", []),
-    ],
-)
-def test_a_run_warns_once_of_the_first_iteration_or_of_three_in_a_row(
-    chat, tiny_model, tmp_path, caplog, ends, warned
-):
-    def says(session, turn):
-        return "end" if ends[engine.version] == "+" and session % 4 == 0 else "go"
-
-    def step(room, action):
-        return "x", 0.0, action == "end", False, {}
-
-    engine = ScriptedEngine(chat.tokenizer, says)
-    rollout = Rollout(Action(1, "text"), [room(step=step)], max_tokens=2000)
-    policy, sgd = Policy(str(tiny_model)), functools.partial(torch.optim.SGD, lr=0.0)
-    module = MTGRPO(
-        policy, rollout, [EnvironmentReward()], engine=Ready(engine), group_size=4, optimizer=sgd
-    )
-    tasks = QuestionData(Seeds(), Seeds(), questions_per_iteration=1)
-    trainer(tmp_path, len(ends), [Endings()], limit_val_batches=0).fit(module, tasks)
-    iterations = re.findall(r"no attempt of iteration (\d+) was ended by its", caplog.text)
-    assert list(map(int, iterations)) == warned
 
 
 def test_seeds_make_tasks_without_a_file(chat):
@@ -549,8 +460,7 @@ def test_questions_that_lack_a_column_of_reset_are_refused_before_a_run():
 
 @pytest.mark.parametrize(
     ("written", "seed"),
-    [("7", 7), (" 7 ", 7), ("7.0", 7), (7.0, 7), (np.int64(7), 7), (np.float64(7), 7), (-7, -7)]
-    + [(2**70, 2**70), ("many", "many"), (7.5, 7.5), (True, True)]
+    [("7", 7), (" 7 ", 7), (7.0, 7), (np.int64(7), 7), (-7, -7), ("many", "many"), (True, True)]
     + [(gap, zlib.crc32(b"q")) for gap in ("", float("nan"), None)],
 )
 def test_a_seed_from_csv_or_pandas_is_the_number(written, seed):
@@ -583,7 +493,7 @@ class Begins:
         pass
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyError, AssertionError, NoSuchMove, RuntimeError])
+@pytest.mark.parametrize("error", [ValueError, NoSuchMove])
 def test_the_policy_reads_an_error_that_its_action_provokes(chat, error):
     def refuses(room, action):
         raise error("the game is over")
@@ -606,37 +516,7 @@ def test_the_policy_reads_an_error_that_its_action_provokes(chat, error):
         assert trajectory.figures["steps"] == 3
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(3, "3"), (np.int64(3), "3"), (None, "None"), ([1.5, True], "[1.5, true]")]
-)
-def test_whatever_a_method_of_a_class_returns_is_written_as_a_text(chat, value, text):
-    class Gives(Begins):
-        def wait(self, how: str) -> Any:
-            """Wait."""
-            return value
-
-    trajectory = play_episode(chat, Environment(Gives), ["on"] * 2, tool_name="wait", turns=2)
-    assert trajectory.turns[0].results[0].content == text
-
-
-@pytest.mark.parametrize("reward", [np.array(1.0), np.array([1.0]), torch.tensor(1.0), True])
-def test_a_reward_may_be_any_kind_of_number(chat, reward):
-    trajectory = play_episode(chat, room(step=("x", reward, True, False, {})), ["look"])
-    assert trajectory.figures["earned"] == 1
-
-    class Paid(Begins):
-        def wait(self, how: str) -> ToolResult:
-            """Wait."""
-            return ToolResult("x", reward=reward, done=True)
-
-        def get_reward(self):
-            return reward
-
-    trajectory = play_episode(chat, Environment(Paid), ["on"], tool_name="wait")
-    assert (trajectory.figures["earned"], trajectory.figures["outcome"]) == (1, 1)
-
-
-@pytest.mark.parametrize("flag", ["False", "", None, {"agent": False}, [], 2])
+@pytest.mark.parametrize("flag", ["False", None, 2])
 @pytest.mark.parametrize("of", ["terminated", "truncated"])
 def test_an_end_that_is_neither_true_nor_false_stops_the_run(chat, of, flag):
     ends = (flag, False) if of == "terminated" else (False, flag)
@@ -690,9 +570,6 @@ def test_an_attempt_that_is_truncated_is_unfinished(chat):
     reward = EnvironmentReward(last_step=False)
     assert [reward.score(trajectory, k) for k in (0, 1)] == pytest.approx([-0.1, -1.1])
     assert EnvironmentOutcome(of="last_step").score(trajectory) == 0
-    assert "of 1, 1 ran out of time; 0 of 2 turns took no step" in warning_if_none_ended(
-        [trajectory], 1, 8
-    )
 
 
 def test_a_class_that_is_not_an_environment_is_refused_with_the_next_step(chat):
@@ -794,7 +671,6 @@ def test_a_call_of_another_tool_is_not_a_step(chat):
     reward = EnvironmentReward(idle=0.5)
     paid = [reward.score(trajectory, k) for k in range(3)]
     assert paid == pytest.approx([-0.1, -0.5, -1.1])
-    assert "1 of 3 turns took no step" in warning_if_none_ended([trajectory], 1, 3)
 
 
 # ------------------------------------------------------------------------- what a user has to mend
@@ -820,9 +696,7 @@ def switch(**methods):
 @pytest.mark.parametrize(
     "methods",
     [
-        {"reset": lambda self: (0, {})},
         {"reset": lambda self, seed=None, options=None: "ab"},
-        {"reset": lambda self, seed=None, options=None: (3, 4)},
         {"step": lambda self, action: (0, 1.0, True, {})},
         {"step": lambda self, action: None},
     ],
@@ -837,24 +711,6 @@ def test_the_old_gym_api_is_refused_with_the_form_of_today(chat, registered, met
             play_episode(chat, tool, ["0"])
     finally:
         gymnasium.registry.pop("Old-v0", None)
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: 3, "Gymnasium.make gave an int, which has no method reset. It has to give an"),
-        (type("Mute", (), {"reset": Room.reset}), "a Mute, which has no method step"),
-    ],
-)
-def test_a_function_that_makes_no_environment_is_refused(make, says):
-    with pytest.raises(RecipeError, match=says):
-        Rollout(Action(), [Gymnasium(make=make)])
-
-
-@pytest.mark.parametrize("actions", [[True, False], ["a", 1], ["a", "a"], "ab", []])
-def test_actions_that_are_not_different_texts_are_refused(actions):
-    with pytest.raises(RecipeError, match=r"Gymnasium\.actions is .* a list of different texts"):
-        Gymnasium(make=Room, actions=actions)
 
 
 def own(reset="self, seed: int", press="self, button: str", gives="'x'", begins="'start'"):

@@ -9,13 +9,10 @@ openenv   `OpenEnv`: environments behind a server of OpenEnv
 client    a client of OpenEnv's server
 tasks     `Seeds`: questions without a data file
 rewards   `EnvironmentReward`, `EnvironmentOutcome`, `StepCost`: rewards and costs of steps
-watch     the warning that environments end no attempt
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
@@ -54,17 +51,3 @@ def turnrl_rewards() -> list[str]:
     """The rewards that environments pay."""
     names = ("EnvironmentReward", "EnvironmentOutcome", "StepCost")
     return [f"turnrl_environments.rewards:{name}" for name in names]
-
-
-@hookimpl
-def turnrl_callbacks() -> list[Callable[..., object]]:
-    """The warning that environments end no attempt."""
-    return [_warning]
-
-
-def _warning(trainer: object) -> object:
-    if "turnrl_environments.world" not in sys.modules:
-        return None  # the run has no environment
-    from turnrl_environments.watch import Endings
-
-    return Endings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -12,8 +13,6 @@ from typing import Any, final
 from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
 from turnrl.agent.function_tools import as_result
 from turnrl.agent.functions import Described, described
-from turnrl.agent.mistakes import mistake_of
-from turnrl.plugin.errors import TrajectoryLost
 from turnrl.plugin.hooks import named
 from turnrl_environments.own import OwnEpisode
 from turnrl_environments.world import World, missing, paid, seed_of
@@ -37,7 +36,7 @@ class Environment(World):
         options: Arguments of the class.
         capacity: The most attempts that it can serve at once; null for any number.
         step_timeout_s: An attempt is lost and begins again if its environment takes longer than
-            this many seconds for a turn or to begin.
+            this many seconds for a call.
         thread_safe: True if attempts side by side do not disturb each other. False runs all their
             calls in one thread, one after another, for code that is made for one thread, like
             TextWorld, and for games that seed the process's random numbers in `reset`, like those
@@ -60,7 +59,14 @@ class Environment(World):
             )
         super().__init__(cls.__name__, capacity, step_timeout_s, thread_safe)
         self.made, self.options = cls, dict(options or {})
-        _check_options(self)
+        try:
+            with contextlib.suppress(ValueError):  # a class written in C may have no signature
+                inspect.signature(cls).bind(**self.options)
+        except TypeError as error:
+            raise RecipeError(
+                f"{self} cannot be made with the options {self.options} ({error}). Correct "
+                "Environment.options."
+            ) from error
         methods = {
             name: method
             for name, method in inspect.getmembers(cls, inspect.isfunction)
@@ -148,14 +154,7 @@ class Stay(OwnEpisode[Environment]):
     async def act(self, call: ToolCall) -> ToolResult:
         arguments = self.world.tools[call.name].bind(call.arguments)
         method = functools.partial(getattr(self.environment, call.name), **arguments)
-        try:
-            value = await self.do(call.name, method)
-        except TrajectoryLost as lost:
-            cause = lost.__cause__ or lost
-            mistake = mistake_of(cause, self.world.made)
-            if mistake is None:
-                raise
-            raise mistake from cause
+        value = await self.take(call.name, method, self.world.made)
         if isinstance(value, tuple) and len(value) == 5:  # the five values of Gymnasium's step
             raise _no_text(self.world, call.name, value, _WANTED)
         result = as_result(value, f"{self.world} in {call.name}")
@@ -174,22 +173,3 @@ def _no_text(world: Environment, method: str, result: object, wanted: str) -> To
         f"{world}: {method} returned {result!r:.80}; it must return {wanted}. If "
         f"{world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
     )
-
-
-def _check_options(world: Environment) -> None:
-    """Refuse options that the class does not take.
-
-    Raises:
-        RecipeError: If the class does not take them.
-    """
-    try:
-        signature = inspect.signature(world.made)
-    except (TypeError, ValueError):  # a class that is written in C may have no signature
-        return
-    try:
-        signature.bind(**world.options)
-    except TypeError as error:
-        raise RecipeError(
-            f"{world} cannot be made with the options {world.options} ({error}). Correct "
-            "Environment.options."
-        ) from error

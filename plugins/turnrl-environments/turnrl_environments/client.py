@@ -28,18 +28,6 @@ _PING_EVERY_S = 20.0
 _CLOSE_S = 5.0
 
 
-class Full(Exception):
-    """The server has no place for another session.
-
-    Args:
-        most: The most sessions that it can hold; None if it does not report the number.
-    """
-
-    def __init__(self, message: str, most: int | None) -> None:
-        super().__init__(message)
-        self.most = most
-
-
 class Refused(Exception):
     """An error in the server's answer.
 
@@ -78,9 +66,8 @@ class Connection:
             url: The server's address, with http or https.
             timeout_s: The most seconds to wait for it.
         Raises:
-            Full: If the server has no place.
             Refused: If it cannot make an environment.
-            Unavailable: If it cannot be reached now, but may be later.
+            Unavailable: If it has no place or cannot be reached now, but may later.
         """
         connection: Connection | None = None
         try:
@@ -89,6 +76,8 @@ class Connection:
                 try:
                     await connection.ask("state")
                 except Refused as refused:
+                    if refused.code == "CAPACITY_REACHED":
+                        raise Unavailable(refused.message) from None
                     if refused.code != "EXECUTION_ERROR":  # the answer to `state` before a reset
                         raise
             return connection
@@ -108,7 +97,6 @@ class Connection:
         Returns:
             The data of the answer.
         Raises:
-            Full: If the server had no place for the session.
             Refused: If it answers with an error.
             Broken: If the connection breaks.
             ToolError: If its answer is no message of OpenEnv's.
@@ -170,12 +158,9 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     return answer
 
 
-def _error(data: Mapping[str, object]) -> Exception:
+def _error(data: Mapping[str, object]) -> Refused:
     """The exception for an error message of the server."""
     code, message = str(data.get("code")), str(data.get("message", ""))
-    if code == "CAPACITY_REACHED":
-        limit = data.get("max_sessions")
-        return Full(message, limit if isinstance(limit, int) and limit > 0 else None)
     errors = data.get("errors")
     listed = errors if isinstance(errors, list) else []
     faults = [fault for fault in listed if isinstance(fault, dict)]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
-from turnrl.agent.mistakes import mistake_of
-from turnrl.plugin.errors import in_short, is_flag, kind_of
+from turnrl.plugin.errors import in_short, is_flag
 from turnrl.plugin.hooks import named
 from turnrl_environments.own import OwnEpisode, close
 from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
@@ -44,7 +43,7 @@ class Gymnasium(World):
         description: The tool's description for the policy; by default its name and actions.
         capacity: The most attempts that it can serve at once; null for any number.
         step_timeout_s: An attempt is lost and begins again if its environment takes longer than
-            this many seconds for a turn or to begin.
+            this many seconds for a call.
         thread_safe: True if attempts side by side do not disturb each other. False runs all their
             calls in one thread, one after another, for code that is made for one thread, like
             TextWorld, and for games that seed the process's random numbers in `reset`, like those
@@ -72,7 +71,7 @@ class Gymnasium(World):
         name = make.__name__ if plain else str(id or make)  # type: ignore[union-attr]
         super().__init__(name, capacity, step_timeout_s, thread_safe)
         self.options = dict(options or {})
-        self.actions = None if actions is None else _words(actions)
+        self.actions = actions
         self.observe: Observe | None = None
         if observe is not None:
             self.observe = named("Gymnasium.observe", observe)
@@ -106,12 +105,6 @@ class Gymnasium(World):
                 f"{self} cannot be made with the options {self.options} ({in_short(error)}). "
                 "Correct id, make or options of Gymnasium."
             ) from error
-        for method in ("reset", "step"):
-            if not callable(getattr(environment, method, None)):
-                raise RecipeError(
-                    f"Gymnasium.make gave {kind_of(environment)}, which has no method {method}. It "
-                    "has to give an environment with reset(seed=...) and step(action)."
-                )
         try:
             # an environment from `make` need not have an action_space
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
@@ -137,19 +130,23 @@ class Gymnasium(World):
             return _COLOURED.sub(r"[\1]", drawn).strip()
         return str(observation)
 
-    def stepped(self, environment: Any, action: object) -> ToolResult:
-        """The result of a step."""
+    def stepped(self, environment: Any, action: object) -> object:
+        """The values of a step.
+
+        Raises:
+            ToolError: If a wrapper of Gymnasium cannot unpack what the environment returns.
+        """
         _, to_own = self._action_form
         try:
-            values = environment.step(to_own(action))
-        except Exception as error:
-            if "unpack" in str(error) and _raised_by_a_caller(error):
+            return environment.step(to_own(action))
+        except (TypeError, ValueError) as error:
+            last = traceback.extract_tb(error.__traceback__)[-1].filename
+            if "unpack" in str(error) and "gymnasium" in Path(last).parts:
                 raise self._wrong_form(in_short(error)) from error
-            own = type(getattr(environment, "unwrapped", environment))
-            mistake = mistake_of(error, own)
-            if mistake is None:
-                raise
-            raise mistake from error
+            raise
+
+    def result(self, environment: Any, values: Any) -> ToolResult:
+        """The result of a step that returned these values."""
         if not isinstance(values, tuple | list) or len(values) != 5:
             raise self._wrong_form(f"{values!r:.80} from step")
         observation, reward, terminated, truncated, _ = values
@@ -172,14 +169,9 @@ class Gymnasium(World):
             environment: A new environment.
             begins: The arguments of its `reset`.
         Raises:
-            ToolError: If `reset` takes or returns something else than Gymnasium's.
+            ToolError: If `reset` returns something else than Gymnasium's.
         """
-        try:
-            values = environment.reset(**begins)
-        except (TypeError, ValueError) as error:
-            if _raised_by_a_caller(error):
-                raise self._wrong_form(in_short(error)) from error
-            raise
+        values = environment.reset(**begins)
         pair = isinstance(values, tuple | list) and len(values) == 2
         if not pair or not isinstance(values[1], Mapping):
             raise self._wrong_form(f"{values!r:.80} from reset")
@@ -213,30 +205,11 @@ class Walk(OwnEpisode[Gymnasium]):
         return self.world.begun(self.environment, self.begins)
 
     async def act(self, call: ToolCall) -> ToolResult:
-        action = call.arguments["action"]
-        return await self.do("step", self.world.stepped, self.environment, action)
-
-
-def _raised_by_a_caller(error: Exception) -> bool:
-    """True if turnrl or a wrapper of Gymnasium raised the error when calling an environment or
-    unpacking its values, and not the environment's own code."""
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return last == __file__ or "gymnasium" in Path(last).parts
-
-
-def _words(actions: Sequence[str]) -> list[str]:
-    """Check the words for actions, and return them.
-
-    Raises:
-        RecipeError: If they are not a list of different texts.
-    """
-    texts = isinstance(actions, list | tuple) and all(isinstance(word, str) for word in actions)
-    if not texts or not actions or len({*actions}) < len(actions):
-        raise RecipeError(
-            f"Gymnasium.actions is {actions!r:.80}; it must be a list of different texts, such as "
-            "[left, right] or ['1', 'on']."
-        )
-    return list(actions)
+        action, environment = call.arguments["action"], self.environment
+        step = functools.partial(self.world.stepped, environment, action)
+        own = type(getattr(environment, "unwrapped", environment))
+        values = await self.take("step", step, own)
+        return await self.do("step", self.world.result, environment, values)
 
 
 def _make_registered(id: str, **options: Any) -> object:

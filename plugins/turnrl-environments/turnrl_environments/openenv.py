@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from turnrl import (
-    DataError,
     PolicyMistake,
     Question,
-    RecipeError,
     ToolCall,
     ToolError,
     ToolResult,
@@ -22,14 +20,10 @@ from turnrl.agent.functions import inlined_schema
 from turnrl.plugin.errors import TrajectoryLost, at_least, check_address, is_flag
 from turnrl.plugin.hooks import named
 from turnrl.plugin.patience import Patience
-from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
+from turnrl_environments.client import Broken, Connection, Refused, imported, schema_of
 from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
 
-_MOST_TRIED = 64
-"""The most sessions opened to find out how many a server holds."""
 _QUICK_RETRIES = 2
-_LOOK_EVERY_S = 0.25
-"""Seconds before a full server is asked for a place again; later the pauses are longer."""
 
 Observe = Callable[[Mapping[str, object]], str]
 
@@ -49,10 +43,10 @@ class OpenEnv(World):
             the action.
         observe: Turns an observation, a dict, into a text: a function, or its path. By default the
             policy reads an observation of one text as it is, and any other as JSON.
-        capacity: The most sessions that the server can hold at once. By default the run finds out
-            by opening up to 64 for a moment.
+        capacity: The most sessions that the run opens at once: as many as the server holds
+            (`max_concurrent_envs`, which is 1 by default there too), less those of others.
         step_timeout_s: An attempt is lost and begins again if its environment takes longer than
-            this many seconds for a turn or to begin.
+            this many seconds for a call.
         wait_s: Seconds that the run waits for a server that is away, or full.
     """
 
@@ -63,7 +57,7 @@ class OpenEnv(World):
         columns: list[str] | None = None,
         description: str | None = None,
         observe: str | Observe | None = None,
-        capacity: int | None = None,
+        capacity: int = 1,
         step_timeout_s: float = 60.0,
         wait_s: float = 300.0,
     ) -> None:
@@ -73,19 +67,11 @@ class OpenEnv(World):
         self.options, self.columns = dict(options or {}), list(columns or ())
         self.description, self.wait_s = description, wait_s
         at_least(0, "OpenEnv.", self, "wait_s", optional=False)
-        if wrong := _not_json(self.options):
-            raise RecipeError(
-                f"OpenEnv.options.{wrong}, which cannot be sent as JSON. Give a text, a number, a "
-                "list or a mapping of them."
-            )
         self.observe: Observe | None = None
         if observe is not None:
             self.observe = named("OpenEnv.observe", observe)
-        # opening a session may wait for a server that is away, and then for a place
-        self.timeout_s += 2 * (wait_s + (_QUICK_RETRIES + 2) * step_timeout_s)
-        self._quick = Patience(str(self), 0.0, self._absent, _QUICK_RETRIES)
+        self._quick = Patience(str(self), 0.0, self._away, _QUICK_RETRIES)
         self._patience = Patience(str(self), wait_s, self._away, _QUICK_RETRIES, setting="wait_s")
-        self._counted = capacity is not None
         self._specs: Sequence[ToolSpec] = ()
         imported()
 
@@ -95,13 +81,14 @@ class OpenEnv(World):
         return self._specs
 
     async def start(self) -> None:
-        """Ask the server for its tool and for a session, and find out how many it holds.
+        """Ask the server for its tool, and for a session.
 
         Raises:
-            ToolError: If it is away.
+            ToolError: If it is away, or full.
         """
         self._specs = self._specs or (await self._described(),)
-        await self._count()
+        connection = await self._quick.ask_async(self._connected)
+        await connection.close()
 
     async def _described(self) -> ToolSpec:
         schemas = await asyncio.to_thread(
@@ -115,31 +102,6 @@ class OpenEnv(World):
             )
         description = self.description or action.get("description") or "Take one step."
         return ToolSpec("step", str(description), _parameters(action))
-
-    async def _count(self) -> None:
-        """Find out how many sessions the server holds, unless the number is known."""
-        tried = 1 if self._counted else _MOST_TRIED
-        connections: list[Connection] = []
-        try:
-            for number in (n for n in (1, 2, 4, 8, 16, 32, 64) if n <= tried):
-                openings = (self._tried() for _ in range(number - len(connections)))
-                results = await asyncio.gather(*openings, return_exceptions=True)
-                connections += [result for result in results if isinstance(result, Connection)]
-                for result in results:
-                    if isinstance(result, Full):
-                        if not self._counted:
-                            self.capacity = result.most or max(len(connections), 1)
-                        self._counted = True
-                        return
-                    if isinstance(result, BaseException):
-                        raise result
-            if not self._counted:
-                self.capacity, self._counted = len(connections), True
-        finally:
-            await asyncio.gather(*(connection.close() for connection in connections))
-
-    async def _tried(self) -> Connection:
-        return await self._quick.ask_async(self._connected)
 
     async def _connected(self) -> Connection:
         try:
@@ -156,44 +118,30 @@ class OpenEnv(World):
             ToolError: If the server is away for too long, or full.
             TrajectoryLost: If it cannot make an environment.
         """
-        loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + self.wait_s, _LOOK_EVERY_S
-        while True:
-            answer = await self._patience.ask_async(self._answer)
-            if isinstance(answer, Connection):
-                return answer
-            if not isinstance(answer, Full):
-                raise answer
-            if loop.time() >= until:
-                raise ToolError(
-                    f"{self} had no place for {self.wait_s:g} s ({answer}). If others use it too, "
-                    "set OpenEnv.capacity to the number of sessions that are left for this run, or "
-                    "raise OpenEnv.wait_s."
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, 2.0)
+        answer = await self._patience.ask_async(self._answer)
+        if isinstance(answer, TrajectoryLost):
+            raise answer
+        return answer
 
-    async def _answer(self) -> Connection | Full | TrajectoryLost:
+    async def _answer(self) -> Connection | TrajectoryLost:
         """The server's answer: a refusal is an answer too, because the server is not away."""
         try:
             return await self._connected()
-        except (Full, TrajectoryLost) as refused:
+        except TrajectoryLost as refused:
             return refused
-
-    def _absent(self, problem: str) -> ToolError:
-        return ToolError(f"{self} {problem} Start the server, or correct OpenEnv.url.")
 
     def _away(self, problem: str) -> ToolError:
         return ToolError(
-            f"{self} {problem} Start the server; then resume the run from its last checkpoint with "
-            "--ckpt_path, or raise OpenEnv.wait_s to wait longer."
+            f"{self} {problem} Start the server, or correct OpenEnv.url. If it is full, lower "
+            "OpenEnv.capacity to the number of sessions that others leave. A run resumes from its "
+            "last checkpoint with --ckpt_path, and waits longer with a higher OpenEnv.wait_s."
         )
 
     def episode(self, question: Question) -> Visit:
         """An attempt that has not begun.
 
         Raises:
-            DataError: If the question lacks a column that `reset` gets, or JSON cannot hold one.
+            DataError: If the question lacks a column that `reset` gets.
         """
         return Visit(self, question)
 
@@ -205,19 +153,13 @@ class OpenEnv(World):
         """The arguments of `reset`.
 
         Raises:
-            DataError: If the question lacks a column that `reset` gets, or JSON cannot hold one.
+            DataError: If the question lacks a column that `reset` gets.
         """
         about = question.columns
         if lacks := [column for column in self.columns if column not in about]:
             raise missing(self, ", ".join(lacks), question)
         chosen = {column: about[column] for column in self.columns}
-        begins = {"seed": seed_of(question), **self.options, **chosen}
-        if wrong := _not_json(begins):
-            raise DataError(
-                f"{self} begins with the columns of question {question.id!r}, and {wrong}, which "
-                "cannot be sent as JSON. Make it a text, a number, a list or a mapping in the data."
-            )
-        return begins
+        return {"seed": seed_of(question), **self.options, **chosen}
 
 
 class Visit(Episode[OpenEnv]):
@@ -230,7 +172,6 @@ class Visit(Episode[OpenEnv]):
 
     async def enter(self) -> str:
         self.connection = await self.world.accepted()
-        self.limit()  # waiting for a server does not count as the environment's time
         shown, _, self.over = await self._asked("reset", self.begins)
         return shown
 
@@ -272,14 +213,12 @@ class Visit(Episode[OpenEnv]):
         except Refused as refused:
             if verb == "step" and self._mistaken(refused, data):
                 raise PolicyMistake(refused.message) from None
-            advice = "See what the server printed."
-            if refused.code == "SESSION_ERROR" and "ValueError" in refused.message:
-                advice = (
-                    "A validator of the action raised a ValueError, which OpenEnv's server cannot "
-                    "send. Write what it checks into the types of the action."
-                )
-            raise TrajectoryLost(f"{self.world} answered to {verb}: {refused}. {advice}") from None
-        except (Broken, Full) as broken:
+            raise TrajectoryLost(
+                f"{self.world} answered to {verb}: {refused}. See what the server printed. It ends "
+                "a session if a validator of the action raises a ValueError, which it cannot send: "
+                "write such a rule into the types of the action."
+            ) from None
+        except Broken as broken:
             raise TrajectoryLost(
                 f"{self.world} was lost in {verb}: {broken}. An attempt begins again at most "
                 "model.rollout.max_restarts times; see whether the server still runs."
@@ -295,16 +234,6 @@ class Visit(Episode[OpenEnv]):
     async def leave(self) -> None:
         if self.connection is not None:
             await self.connection.close()
-
-
-def _not_json(values: Mapping[str, object]) -> str:
-    """The first value that JSON cannot hold, as `NAME is VALUE`; empty if there is none."""
-    for name, value in values.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            return f"{name} is {value!r:.80}"
-    return ""
 
 
 def _shown(observation: Mapping[str, object]) -> str:

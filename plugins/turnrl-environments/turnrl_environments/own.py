@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from turnrl import ToolError
-from turnrl.plugin.errors import in_short
+from turnrl.agent.mistakes import mistake_of
+from turnrl.plugin.errors import TrajectoryLost, in_short
 from turnrl.types import ForkableToolSession
 from turnrl_environments.world import Episode, W, World
 
@@ -32,6 +34,25 @@ class OwnEpisode(Episode[W], ForkableToolSession):
         """Close the environment, if it can be closed."""
         return close(self.environment)
 
+    async def take(self, verb: str, function: Callable[[], T | Awaitable[T]], code: object) -> T:
+        """Run code as `do`, for a call of the policy.
+
+        Args:
+            verb: The operation, for messages.
+            function: The code.
+            code: The class of the environment.
+        Raises:
+            PolicyMistake: If the arguments provoke an exception; else as `do`.
+        """
+        try:
+            return await self.do(verb, function)
+        except TrajectoryLost as lost:
+            cause = lost.__cause__ or lost
+            mistake = mistake_of(cause, code)
+            if mistake is None:
+                raise
+            raise mistake from cause
+
     async def fork(self) -> Self:
         """A new episode with a copy of the environment, in the same state.
 
@@ -39,7 +60,6 @@ class OwnEpisode(Episode[W], ForkableToolSession):
             TrajectoryLost: If copying the environment takes too long.
             ToolError: If it cannot be copied.
         """
-        self.limit()
         branch = copy.copy(self)
         branch.environment, branch._work = None, None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -32,18 +31,13 @@ from turnrl.agent.mistakes import is_of_threads
 from turnrl.agent.running import result_of
 from turnrl.plugin.errors import TrajectoryLost, at_least, blaming, is_finite
 from turnrl.types import ToolFigures, ToolSession
-from turnrl_environments.threads import THREAD, Queued
+from turnrl_environments.threads import OneThread
 
 T = TypeVar("T")
 W = TypeVar("W", bound="World")
 
-_MARGIN_S = 30.0
-"""Seconds that a whole batch may take longer than `step_timeout_s`; an episode may not."""
-_IN_LINE_S = 86_400.0
-"""Limit of a batch whose calls run one after another: they may wait for many others, and each has
-its own limit."""
-_STOP_S = 5.0
-"""Seconds that the end of a run waits for late environments, to close them."""
+_BATCH_S = 86_400.0
+"""Limit of a batch: its calls may wait for many others, and each has its own limit."""
 TRUNCATED = "truncated"
 """Key of a result's metadata: the environment ended the attempt because its time was up."""
 FIGURES = ("steps", "earned", "ended", "truncated", "outcome")
@@ -53,12 +47,9 @@ STEP = "environment_step"
 it."""
 OVER = "the environment has ended, so nothing was done"
 _ADVICE = (
-    "An attempt begins again at most model.rollout.max_restarts times. Fix the environment; for a "
-    "mistake of the policy it should return a turnrl.ToolResult with ok=False."
-)
-_ADVICE_ON_RESET = (
-    "An attempt begins again at most model.rollout.max_restarts times. Fix the environment; if it "
-    "serves only so many attempts at once, set its capacity."
+    "An attempt begins again at most model.rollout.max_restarts times. Fix the environment, or set "
+    "its capacity if it serves only so many attempts at once; for a mistake of the policy it "
+    "should return a turnrl.ToolResult with ok=False."
 )
 _ADVICE_ON_THREADS = (
     "Calls run in threads, and never in the main thread. For code that is made for one thread set "
@@ -73,7 +64,7 @@ class World(Stateful, Toolset, ABC):
         name: Its name in messages.
         capacity: The most attempts that it can serve at once; None for any number.
         step_timeout_s: An attempt is lost if its environment takes longer than this many seconds
-            for a turn, to begin or to close.
+            for a call.
         thread_safe: True if episodes side by side do not disturb each other. Otherwise one thread
             makes all their calls.
     """
@@ -84,13 +75,13 @@ class World(Stateful, Toolset, ABC):
     def __init__(
         self, name: str, capacity: int | None, step_timeout_s: float, thread_safe: bool = True
     ) -> None:
-        self.name, self.step_timeout_s, self.thread_safe = name, step_timeout_s, thread_safe
+        self.name, self.step_timeout_s = name, step_timeout_s
         self.capacity = capacity
         kind = f"{type(self).__name__}."
         at_least(1, kind, self, "capacity", whole=True)
         at_least(1e-3, kind, self, "step_timeout_s", optional=False)
-        self.timeout_s = step_timeout_s + _MARGIN_S if thread_safe else _IN_LINE_S
-        self.under_way: set[asyncio.Task[object]] = set()
+        self.timeout_s = _BATCH_S
+        self.thread = None if thread_safe else OneThread()
 
     def __str__(self) -> str:
         return f"environment {self.name}"
@@ -124,11 +115,10 @@ class World(Stateful, Toolset, ABC):
         return [next(left[id(call.session)]) for call in calls]
 
     async def _steps(self, calls: Sequence[ToolCall]) -> list[ToolResult | TrajectoryLost]:
-        """Take the steps of one episode, within one time limit."""
+        """Take the steps of one episode."""
         episode = calls[0].session
         assert isinstance(episode, Episode)
         results: list[ToolResult | TrajectoryLost] = []
-        episode.limit()
         for call in calls:
             try:
                 results.append(await episode.step(call))
@@ -136,11 +126,6 @@ class World(Stateful, Toolset, ABC):
                 episode.lost = True
                 return [*results, *[lost] * (len(calls) - len(results))]
         return results
-
-    async def stop(self) -> None:
-        """Wait a little for late environments, so that they can be closed."""
-        if self.under_way:
-            await asyncio.wait(self.under_way, timeout=_STOP_S)
 
 
 class Episode(ToolSession, ABC, Generic[W]):
@@ -163,7 +148,6 @@ class Episode(ToolSession, ABC, Generic[W]):
         self.world = world
         self.steps, self.earned = 0, 0.0
         self.over = self.truncated = self.lost = False
-        self._until = 0.0
         self._work: asyncio.Task[object] | None = None
 
     # ------------------------------------------------------------------ an environment's own part
@@ -198,7 +182,6 @@ class Episode(ToolSession, ABC, Generic[W]):
             TrajectoryLost: If the environment raises, or takes too long.
             ToolError: If it breaks its contract.
         """
-        self.limit()
         try:
             self.prompt = await self.enter()
         except BaseException:
@@ -234,7 +217,6 @@ class Episode(ToolSession, ABC, Generic[W]):
         Raises:
             TrajectoryLost: If the environment raises, or takes too long.
         """
-        self.limit()
         paid: float | None = None
         if self.lost or self._hangs:
             await self._leave_quietly()
@@ -255,10 +237,6 @@ class Episode(ToolSession, ABC, Generic[W]):
 
     # ------------------------------------------------------------------ its time
 
-    def limit(self) -> None:
-        """Start the clock of `step_timeout_s`, which all calls until the next `limit` share."""
-        self._until = asyncio.get_running_loop().time() + self.world.step_timeout_s
-
     async def do(
         self, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: object
     ) -> T:
@@ -269,79 +247,60 @@ class Episode(ToolSession, ABC, Generic[W]):
             function: The code.
             arguments: Its arguments.
         Raises:
-            TrajectoryLost: If the code raises, or the time is up. Even then `leave` is started, and
-                it is not stopped.
+            TrajectoryLost: If the code raises, or takes too long. A `leave` that takes too long is
+                not stopped.
             PolicyMistake: If the code raises it.
-            ToolError: If the world is not thread-safe, and the call or one before it hangs.
+            ToolError: If the world is not thread-safe, and this call hangs, or one before it.
         """
-        label, loop = f"{self.world} in {verb}", asyncio.get_running_loop()
-        left_s, leaves = self._until - loop.time(), function == self.leave
-        if left_s > 0 or leaves:
-            work, queued = self._start_work(function, *arguments)
+        label, thread = f"{self.world} in {verb}", self.world.thread
+        limit_s = self.world.step_timeout_s
+        async with thread.turn(label) if thread else contextlib.nullcontext():
+            work = self._start_work(function, *arguments)
             try:
-                if queued is not None:  # waiting for others does not count as the call's time
-                    joined = loop.time()
-                    await queued.wait_for_turn(label)
-                    self._until += loop.time() - joined
-                await asyncio.wait([work], timeout=max(left_s, 0.0))
+                await asyncio.wait([work], timeout=limit_s)
             finally:
                 late = not work.done()
-                if late and not leaves:
-                    if queued is not None:
-                        queued.done.cancel()  # unless it has begun
-                    elif asyncio.iscoroutinefunction(function):
-                        work.cancel()  # a thread cannot be stopped
+                if late and asyncio.iscoroutinefunction(function) and function != self.leave:
+                    work.cancel()  # a thread cannot be stopped
             if not late:
-                return cast(T, self._finish(label, verb, work))
-            THREAD.hangs = THREAD.hangs or queued is not None
-        # nothing else can be called in a thread that hangs, unless it is one of many
-        kind = TrajectoryLost if self.world.thread_safe else ToolError
-        raise kind(
-            f"{label} took longer than step_timeout_s = {self.world.step_timeout_s:g}. Raise it, "
-            "or find out why the environment hangs."
-        )
+                return cast(T, self._finish(label, work))
+            too_long = (
+                f"{label} took longer than step_timeout_s = {limit_s:g}. Raise it, or find out why "
+                "the environment hangs."
+            )
+            if thread is None:
+                raise TrajectoryLost(too_long)
+            thread.hangs = True
+            raise ToolError(too_long)
 
-    def _finish(self, label: str, verb: str, work: asyncio.Task[object]) -> object:
+    def _finish(self, label: str, work: asyncio.Task[object]) -> object:
         """The result of a call that has ended; see `do` for what it raises."""
-        advice = _ADVICE_ON_RESET if verb == "reset" else _ADVICE
         if work.cancelled():
-            raise TrajectoryLost(f"{label} was cancelled from within. {advice}")
+            raise TrajectoryLost(f"{label} was cancelled from within. {_ADVICE}")
         if isinstance(error := work.exception(), PolicyMistake):
             raise error
-        of_thread = is_of_threads(error)
-        try:
-            with blaming(TrajectoryLost, label, _ADVICE_ON_THREADS if of_thread else advice):
-                return work.result()
-        except TrajectoryLost as lost:
-            if not of_thread:
-                raise
-            raise lost from None  # it is no mistake of the policy
+        with blaming(
+            TrajectoryLost, label, _ADVICE_ON_THREADS if is_of_threads(error) else _ADVICE
+        ):
+            return work.result()
 
     def _start_work(
         self, function: Callable[..., object], *arguments: object
-    ) -> tuple[asyncio.Task[object], Queued[object] | None]:
-        """Start code that runs once the call before it has ended; return its task, and its place in
-        the queue of the one thread if the world is not thread-safe."""
-        before, queued = self._work, None
-        if not self.world.thread_safe:
-            queued = THREAD.submit(functools.partial(function, *arguments))
+    ) -> asyncio.Task[object]:
+        """Start code that runs once the call before it has ended."""
+        before, thread = self._work, self.world.thread
 
         async def work() -> object:
-            if queued is not None:
-                return await queued.result()
             if before is not None and not before.done():
                 await asyncio.wait([before])
+            if thread is not None:
+                return await thread.result_of(function, *arguments)
             return await result_of(function, *arguments)
 
         self._work = asyncio.create_task(work())
-        self.world.under_way.add(self._work)
-        self._work.add_done_callback(self._forget_work)
-        return self._work, queued
-
-    def _forget_work(self, work: asyncio.Task[object]) -> None:
-        self.world.under_way.discard(work)
-        if not work.cancelled():
-            work.exception()  # else asyncio reports an exception that nobody waits for
+        # else asyncio reports an exception that nobody waits for
+        self._work.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._work
 
     @property
     def _hangs(self) -> bool:
@@ -359,15 +318,11 @@ class Episode(ToolSession, ABC, Generic[W]):
 
 
 def seed_of(question: Question) -> object:
-    """The seed of a question: its column `seed`, or a number computed from its id.
-
-    Files of CSV hold numbers as texts, and pandas holds whole numbers in a column with gaps as
-    floats and the gaps as NaN. Such a seed is the number, and a gap is no seed.
-    """
-    seed: Any = question.metadata.get("seed")
-    seed = seed.item() if hasattr(seed, "item") else seed  # of numpy
+    """The seed of a question: its column `seed`, or a number computed from its id. Files of CSV
+    hold a number as a text, and pandas may hold it as a float, and a gap as NaN."""
+    seed = question.metadata.get("seed")
     text = str(seed).strip()
-    if re.fullmatch(r"[+-]?[0-9]+(?:\.0*)?", text) and not isinstance(seed, int):
+    if re.fullmatch(r"-?[0-9]+(?:\.0*)?", text):
         return int(text.partition(".")[0])
     return zlib.crc32(question.id.encode()) if text in ("", "None", "nan", "<NA>") else seed
 
