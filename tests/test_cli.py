@@ -142,7 +142,6 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
         "core",
         "turnrl_estimators  TurnLevel, OutcomeOnly, Merged",
         "turnrl_engines     Slots",
-        "turnrl_openers     a file (.jsonl,",
         "turnrl_commands    doctor",
         "TwoTurn",
         "WikiSearch",

@@ -39,7 +39,6 @@ from turnrl.data.known import PRESETS, Preset
 from turnrl.plugin.hub import reach_hub
 from turnrl.types import Phrase, answer_rule
 from turnrl_segmenters import TwoTurn
-from turnrl_wiki_search.sources import open_source
 
 ROWS = [
     {"id": "a", "question": "Who?", "answers": ["Ada", "Ada Lovelace"], "level": "easy"},
@@ -72,7 +71,7 @@ def table_file(path, rows):
         path.write_bytes(gzip.compress(plain.read_bytes()))
     else:
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], delimiter="\t" if suffix == ".tsv" else ",")
+            writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             for row in rows:
                 lists = {k: json.dumps(v) for k, v in row.items() if isinstance(v, list)}
@@ -87,8 +86,7 @@ def write_file(tmp_path, suffix):
 # ---------------------------------------------------------------------- files
 
 
-KINDS = [".jsonl", ".json", ".lines.json", ".parquet", ".csv", ".tsv"]
-KINDS += [".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz"]
+KINDS = [".jsonl", ".json", ".lines.json", ".parquet", ".csv", ".jsonl.gz", ".csv.gz"]
 
 
 @pytest.mark.parametrize("suffix", KINDS)
@@ -144,7 +142,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "rows"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "rows"])
 def test_a_prompt_of_chat_messages_is_a_question_with_its_own_system_message(tmp_path, kind):
     rows = [{"prompt": CHAT, "solution": "Ada", "level": 3}, {"prompt": CHAT[1:], "solution": "B"}]
     source = rows
@@ -153,12 +151,6 @@ def test_a_prompt_of_chat_messages_is_a_question_with_its_own_system_message(tmp
     elif kind == "parquet":
         source = str(tmp_path / "chat.parquet")
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
-    elif kind == "csv":
-        source = str(tmp_path / "chat.csv")
-        with Path(source).open("w", newline="") as file:
-            written = csv.writer(file)
-            written.writerow(["prompt", "solution"])
-            written.writerows([json.dumps(row["prompt"]), row["solution"]] for row in rows)
     fields = Fields(None, "prompt", "solution")
     first, second = load_questions(source, fields=fields)
     assert (first.text, first.system, first.answers) == ("Who?", "Be brief.", ("Ada",))
@@ -193,14 +185,12 @@ def test_numbers_dates_and_arrays_are_read_as_text_and_gaps_are_dropped():
         {"question": 7, "answers": numpy.array(["b", "c"])},
         {"question": "Who?", "answers": ("d", None, float("nan"), numpy.float64(1.5))},
         {"question": "When?", "answers": date(1999, 5, 4)},
-        {"question": "At once?", "answers": numpy.datetime64("1999-05-04", "ns")},
         {"question": "How many?", "answers": 7.0},  # as pandas holds 7 in a column with gaps
         {"question": "Gone?", "answers": Decimal("nan")},
         {"question": float("nan"), "answers": "e"},
     ]
     read = [(q.text, q.answers) for q in load_questions(rows)]
     first = [("7", ("b", "c")), ("Who?", ("d", "1.5")), ("When?", ("1999-05-04",))]
-    first += [("At once?", ("1999-05-04 00:00:00",))]
     assert read == [*first, ("How many?", ("7",))]
 
 
@@ -257,7 +247,7 @@ def test_a_pattern_that_matches_nothing_or_is_invalid_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet", ".csv", "rows"])
 def test_an_answer_that_looks_like_a_list_is_a_single_answer(tmp_path, kind, caplog):
-    texts = ["[0, 1]", "[-1, 1)", "[[1, 0], [0, 1]]", "[x]", "[]", "[None]", "[0.5,)"]
+    texts = ["[0, 1]", "[-1, 1)", "[[1, 0], [0, 1]]", "[x]", "[]", "[None]", "['x' 'y']"]
     rows = [{"id": f"{n}", "question": f"{n}?", "answers": t} for n, t in enumerate(texts)]
     source = rows if kind == "rows" else table_file(tmp_path / f"q{kind}", rows)
     pytest.importorskip("math_verify")
@@ -273,7 +263,7 @@ def test_an_answer_that_looks_like_a_list_is_a_single_answer(tmp_path, kind, cap
 
 
 def test_a_list_of_quoted_texts_in_a_cell_of_csv_is_a_list_of_answers(tmp_path):
-    cells = {'["x", "y"]': ("x", "y"), "['x' 'y']": ("x", "y"), '["x", null]': ("x",)}
+    cells = {'["x", "y"]': ("x", "y"), "['x', 'y']": ("x", "y"), '["x", null]': ("x",)}
     cells |= {"['[0, 1]']": ("[0, 1]",), '["x", 1]': ('["x", 1]',)}
     rows = [{"question": f"{n}?", "answers": c, "at": "[1, 2]"} for n, c in enumerate(cells)]
     questions = load_questions(table_file(tmp_path / "q.csv", rows))
@@ -329,18 +319,13 @@ def test_class_labels_are_their_names(hub_rows, tmp_path):
     import datasets
 
     label = datasets.ClassLabel(names=["no", "maybe"])
-    described = {"question": datasets.Value("string"), "answers": label}
-    features = datasets.Features({**described, "deep": {"tags": datasets.List(label)}})
-    deep = [{"tags": [1, 0]}] * 3
-    columns = {"question": ["a", "b", "c"], "answers": [0, 1, -1], "deep": deep}
+    features = datasets.Features({"question": datasets.Value("string"), "answers": label})
+    columns = {"question": ["a", "b", "c"], "answers": [0, 1, -1]}
     labelled = datasets.Dataset.from_dict(columns, features)
     labelled.save_to_disk(tmp_path / "saved")
-    labelled.to_parquet(tmp_path / "q.parquet")
-    sources = [labelled, labelled.to_iterable_dataset(), str(tmp_path / "saved")]
-    for source in [*sources, str(tmp_path / "q.parquet")]:
-        questions = load_questions(source)
-        assert [q.answers for q in questions] == [("no",), ("maybe",)]  # -1 is none
-        assert questions[0].metadata == {"deep": {"tags": ["maybe", "no"]}}
+    for source in [labelled, labelled.to_iterable_dataset(), str(tmp_path / "saved")]:
+        answers = [question.answers for question in load_questions(source)]
+        assert answers == [("no",), ("maybe",)]  # -1 is none
 
 
 def test_a_data_set_with_a_transform_gives_what_the_transform_makes(hub_rows):
@@ -463,7 +448,7 @@ ASKED = {
     "turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing' .* the hub: ",
     "import datasets; turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing'",
     "turnrl.Policy('nobody/nothing').build().tokenizer": "'nobody/nothing' .* connect to 'http://127",
-    "open_source('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
+    "next(open_corpus('nobody/nothing:en').passages())": "cannot load 'nobody/nothing' .*Couldn",
     "p = turnrl.Policy('nobody/tiny').build(); p.config; p.tokenizer": None,
 }
 # each is the first that asks the hub, in a process that has imported the libraries
@@ -471,7 +456,7 @@ ASKING = """
 import os, sys, time
 import turnrl, torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
-from turnrl_wiki_search.sources import open_source
+from turnrl_wiki_search.sources import open_corpus
 for asks in sys.stdin:
     if os.fork() == 0:
         began = time.monotonic()
@@ -582,7 +567,7 @@ def test_rows_without_any_id_are_numbered(tmp_path):
 
 def test_a_missing_field_is_reported_with_the_available_ones(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", [{"qestion": "?", "gold": {"text": "x"}}])
-    message = r"no field 'question'. Did you mean qestion\? It has: gold.text, qestion. Set data.fi"
+    message = r"no field 'question'. Did you mean qestion\? It has: gold, qestion. Set data.fi"
     for fields in (None, Fields(None)):
         with pytest.raises(DataError, match=message):
             load_questions(path, fields=fields)
@@ -616,10 +601,9 @@ BROKEN = {
         (b"id,question,answers\n1,?\n", "line 2: 2 cells, and the header has 3"),
         (b"id,id,answers\n1,?,x\n", "its header names 'id' twice"),
     ],
-    "q.tsv": [(b"id\tquestion\tanswers\n1\t?\n", "line 2: 2 cells, and the header has 3")],
     "q.json": [
         (b'{"id": "1", "question": "?"}\n{"question"', "line 2: not JSON"),
-        (b'{"question": {"0": "?"}, "answers": {"0": "x"}}', "is not a list of objects"),
+        (b'["x"]', "is not a list of objects"),
         (b"[" * 100_000, "it is nested too deeply"),
     ],
     "q.jsonl.gz": [
@@ -627,12 +611,6 @@ BROKEN = {
         (b'{"question": "?", "answers": "b"}\n', "Not a gzipped file"),
     ],
 }
-
-
-def as_corpus(content):
-    if content == TORN:
-        return gzip.compress(b'{"id": "1", "text": "b"}\n' * 500)[:-20]
-    return content.replace(b"question", b"text")
 
 
 @pytest.mark.parametrize(
@@ -644,9 +622,6 @@ def test_a_file_whose_rows_cannot_be_read_as_meant_is_refused(tmp_path, name, co
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         load_questions(str(tmp_path / name))
     assert name in str(caught.value)
-    (tmp_path / name).write_bytes(as_corpus(content))
-    with pytest.raises(DataError, match=re.escape(message)):
-        [*open_source(str(tmp_path / name)).read()]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
@@ -656,8 +631,6 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, enco
     file.write_bytes("question,answers\nWhich café?,x\n".encode(encoding))
     with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
         load_questions(str(file))
-    with pytest.raises(DataError, match=r"cannot read '.*': .* 0x\w+\. Save it as UTF-8"):
-        [*open_source(str(file)).read()]
 
 
 def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):

@@ -38,14 +38,6 @@ def turnrl_answers() -> list[str]:
 
 
 @hookimpl
-def turnrl_openers() -> list[object]:
-    """Question sets by name: files, presets and the hub."""
-    from turnrl.data.known import ByName
-
-    return [ByName()]
-
-
-@hookimpl
 def turnrl_datasets() -> list[str]:
     """Question sets with settings and a corpus."""
     return [f"turnrl.data.paragraphs:{name}" for name in ("HotpotParagraphs", "SquadParagraphs")]

@@ -74,9 +74,6 @@ def _at(row: object, path: str) -> object:
     return _at(row[head], rest) if rest and head in row else ABSENT
 
 
-_ROLE = re.compile(r"""["']role["']""")
-
-
 def _asked(value: object, path: str, place: str) -> tuple[bool, str, str]:
     """The question of a row, which is a text or chat messages: True for messages, the system
     message, empty if there is none, and the user's text.
@@ -85,8 +82,7 @@ def _asked(value: object, path: str, place: str) -> tuple[bool, str, str]:
         DataError: If the value is neither, or if the messages are not a single user message,
             optionally after a system message.
     """
-    value = spelt_list(value) if isinstance(value, str) and _ROLE.search(value) else native(value)
-    if not is_chat(value):
+    if not is_chat(value := native(value)):
         return False, "", written(value, path, place)
     messages = [(str(message["role"]), _spoken(message.get("content"))) for message in value]
     roles = [role for role, _ in messages]
@@ -152,7 +148,7 @@ def questions_of(
     for number, row in enumerate(rows):
         missing = [(name, path) for name, path in missing if _at(row, path) is ABSENT]
         if missing and number < 100:
-            columns.update(_columns(row))
+            columns.update(row)
         place = f"{where}, row {number + 1}"
         texts = [
             text for path in fields.of_answers for text in _answers(_at(row, path), path, place)
@@ -202,12 +198,3 @@ def _refuse_missing(missing: Sequence[tuple[str, str]], columns: set[str], where
             f"{', '.join(sorted(columns))}. Set data.fields.{name} to the one that holds it"
             f"{numbered}."
         )
-
-
-def _columns(row: Row) -> Iterator[str]:
-    """A row's field names; those of nested fields are dotted."""
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            yield from (f"{name}.{inner}" for inner in _columns(value))
-        else:
-            yield name

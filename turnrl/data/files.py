@@ -7,6 +7,7 @@ a quote that never closes, more or fewer cells than the header has names, a torn
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import gzip
 import io
@@ -15,21 +16,16 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
-from turnrl.data.rows import Row, named_labels
+from turnrl.data.rows import Row
 from turnrl.plugin.errors import DataError
 
-if TYPE_CHECKING:
-    import pyarrow
-
-FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
+FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
 """Kinds of files. Those of text may end in `.gz`, too."""
 
-_TABLES = {".csv": ",", ".tsv": "\t"}
-"""Kinds of text in cells, and what separates these."""
 _AT_ONCE = 1000
 
 
@@ -50,19 +46,12 @@ def require_file(source: str) -> None:
         raise DataError(f"no file {source!r} in {parent}. Check its name.")
 
 
-def read_file(
-    source: str,
-    skip: int = 0,
-    columns: Sequence[str] = (),
-    report: Callable[[float], None] | None = None,
-) -> Iterator[Row]:
+def read_file(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a file. Cells of CSV are texts.
 
     Args:
         source: The file.
-        skip: Number of rows to skip.
         columns: The only columns to read, if the file is Parquet and has any of them.
-        report: Called now and then with the share of the file that was read.
     Raises:
         DataError: If there is no such file, it is not of one of `FILE_KINDS`, or it cannot be read.
     """
@@ -71,11 +60,7 @@ def read_file(
     if kind is None:
         raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
     try:
-        if kind == ".parquet":
-            rows: Iterator[object] = _parquet(path, skip, columns, report)
-        else:
-            rows = _text(path, kind, skip, report)
-        for row in rows:
+        for row in _parquet(path, columns) if kind == ".parquet" else _text(path, kind):
             if not isinstance(row, dict):
                 raise DataError(
                     f"{source!r} is not a list of objects. Give one JSON object for each row."
@@ -101,86 +86,65 @@ def read_questions(source: str, texts: Container[str], answers: Container[str]) 
     Raises:
         DataError: As `read_file`.
     """
-    is_table = file_kind(source) in _TABLES
+    if file_kind(source) != ".csv":
+        return read_file(source)
 
     def cell(name: str, text: object) -> object:
-        if not is_table:
-            return text
         if name in answers:
             return quoted_list(text)
         return text if name in texts else spelt_list(text)
 
-    for row in read_file(source):
-        yield {name: cell(name, text) for name, text in row.items()}
+    return ({name: cell(name, text) for name, text in row.items()} for row in read_file(source))
 
 
-def _parquet(
-    path: Path, skip: int, columns: Sequence[str], report: Callable[[float], None] | None
-) -> Iterator[object]:
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[object]:
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            total, passed = max(file.metadata.num_rows, 1), 0
             chosen = [name for name in columns if name in file.schema_arrow.names] or None
             for batch in file.iter_batches(batch_size=_AT_ONCE, columns=chosen):
-                if passed + batch.num_rows > skip:
-                    yield from _rows(batch.slice(max(skip - passed, 0)))
-                passed += batch.num_rows
-                if report:
-                    report(passed / total)
+                yield from batch.to_pylist()
     except pyarrow.ArrowException as error:  # only some of them are ValueErrors
         raise ValueError(error) from error
 
 
-def _rows(batch: pyarrow.RecordBatch) -> list[Row]:
-    """The rows of a batch. If `datasets` wrote it, class labels are their names."""
-    described = (batch.schema.metadata or {}).get(b"huggingface")
-    features = json.loads(described).get("info", {}).get("features") if described else None
-    return named_labels(batch.to_pylist(), features or {})
-
-
-def _text(
-    path: Path, kind: str, skip: int, report: Callable[[float], None] | None
-) -> Iterator[object]:
-    size, where = max(path.stat().st_size, 1), str(path)
+def _text(path: Path, kind: str) -> Iterator[object]:
     with (
         path.open("rb") as raw,
         io.TextIOWrapper(_unpack(path, raw), encoding="utf-8-sig", newline="") as file,
     ):
-        if kind in _TABLES:
-            rows: Iterator[object] = _cells(file, _TABLES[kind], skip)
-        elif kind == ".jsonl":
-            rows = json_rows(file, where, skip)
+        if kind == ".csv":
+            yield from _cells(file)
+            return
+        first = file.read(1) if kind == ".json" else ""
+        if first == "[":
+            yield from cast("list[object]", _load_json(first + file.read()))
         else:
-            rows = itertools.islice(_json(file.read(), where), skip, None)
-        for number, row in enumerate(rows):
-            if report and number % 256 == 0:
-                report(min(raw.tell() / size, 1.0))
-            yield row
+            yield from json_rows(itertools.chain([first + file.readline()], file), str(path))
 
 
 def _unpack(path: Path, raw: BinaryIO) -> IO[bytes]:
     return cast("IO[bytes]", gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw)
 
 
-def _cells(lines: Iterable[str], delimiter: str, skip: int) -> Iterator[Row]:
+def _cells(lines: Iterable[str]) -> Iterator[Row]:
     """The rows of a table, by the names in its first row.
 
     Raises:
         ValueError: Naming the line that has an open quote, or does not fit the header.
     """
     csv.field_size_limit(sys.maxsize)  # by default 128 kB, less than an article
-    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    reader = csv.reader(lines, strict=True)
     try:
         header = next(reader, [])
         if twice := {name for name in header if name and header.count(name) > 1}:
             raise ValueError(f"its header names {min(twice)!r} twice. Rename one of the columns")
-        for cells in itertools.islice(filter(None, reader), skip, None):
+        for cells in filter(None, reader):
             if len(cells) != len(header):
                 raise ValueError(
                     f"line {reader.line_num}: {len(cells)} cells, and the header has "
-                    f"{len(header)}. Put quotes around a cell that contains {delimiter!r}"
+                    f"{len(header)}. Put quotes around a cell that contains ','"
                 )
             yield dict(zip(header, cells, strict=True))
     except csv.Error as error:
@@ -190,19 +154,6 @@ def _cells(lines: Iterable[str], delimiter: str, skip: int) -> Iterator[Row]:
         ) from error
 
 
-def _json(text: str, where: str) -> Iterator[object]:
-    """The rows of a list of objects, or of one object on each line."""
-    try:
-        rows = _load_json(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise
-        return json_rows(text.split("\n"), where)
-    if isinstance(rows, dict) and not all(isinstance(v, dict | list) for v in rows.values()):
-        rows = [rows]
-    return iter(rows if isinstance(rows, list) else [None])
-
-
 def _load_json(text: str) -> object:
     try:
         return json.loads(text)
@@ -210,18 +161,18 @@ def _load_json(text: str) -> object:
         raise ValueError("it is nested too deeply") from error
 
 
-def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, object]]:
+def json_rows(lines: Iterable[str], where: str) -> Iterator[dict[str, object]]:
     """Read one JSON object from each line that is not blank.
 
     Args:
         lines: The lines.
         where: Their file, for messages.
-        skip: Number of rows to skip unread.
     Raises:
         DataError: Naming the line that is not a JSON object.
     """
-    filled = ((number, line) for number, line in enumerate(lines, 1) if line and not line.isspace())
-    for number, line in itertools.islice(filled, skip, None):
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace():
+            continue
         try:
             row = _load_json(line)
         except ValueError as error:
@@ -234,9 +185,6 @@ def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[
         yield row
 
 
-_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-
-
 def quoted_list(text: object) -> object:
     """The list that a text spells out, if it is one of quoted texts; any other value unchanged."""
     values = spelt_list(text)
@@ -245,19 +193,13 @@ def quoted_list(text: object) -> object:
 
 
 def spelt_list(text: object) -> object:
-    """The list that a text spells out: in JSON, as Python prints a list, or as numpy prints an
-    array (without commas, as pandas writes it into CSV files). Any other value stays as it is."""
-    if not isinstance(text, str) or not re.match(r"\s*\[.*\]\s*$", text, re.DOTALL):
+    """The list that a text spells out, in JSON or as Python prints a list. Any other value stays as
+    it is, such as an array that numpy has printed, without commas."""
+    if not isinstance(text, str) or not re.fullmatch(r"\s*\[.*\]\s*", text, re.DOTALL):
         return text
-    try:
-        values: object = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        bare = text.strip()[1:-1]
-        try:
-            if re.fullmatch(rf"\s*{_QUOTED}(?:[\s,]+{_QUOTED})*[\s,]*", bare):
-                values = [ast.literal_eval(part) for part in re.findall(_QUOTED, bare)]
-            else:
-                values = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return text
-    return values if isinstance(values, list) else text
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        if not re.search(r"""['"]\s+['"]""", text):  # Python joins them, and numpy means two texts
+            return ast.literal_eval(text.strip())
+    return text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from turnrl.data.fields import Fields, questions_of
-from turnrl.data.files import FILE_KINDS, file_kind, quoted_list, read_questions, require_file
+from turnrl.data.files import file_kind, quoted_list, read_questions, require_file
 from turnrl.data.functions import FunctionQuestions, function_at
 from turnrl.data.rows import Row, is_cached, is_saved, open_hub, open_saved, read_hub
 from turnrl.plugin.errors import DataError
@@ -162,42 +162,41 @@ class HubDataset(QuestionSource):
         return is_cached(self._preset.path, self._preset.config, split)
 
 
-class ByName:
-    """See `turnrl.data.sources.SourceOpener`."""
+def open_known(name: object, fields: Fields | None, config: str | None) -> QuestionSource | None:
+    """The questions of a file, a folder, a data set in memory or on the hub, or a function; None if
+    a name is none of these.
 
-    names: Sequence[str] = tuple(PRESETS)
-    takes = (
-        f"a file ({', '.join(FILE_KINDS)}), a folder of save_to_disk, or a data set on the hub, "
-        "'owner/name'"
-    )
-
-    def __call__(
-        self, name: object, fields: Fields | None, config: str | None
-    ) -> QuestionSource | None:
-        plain = fields or Fields()
-        if inspect.isroutine(name):
-            return FunctionQuestions(name, fields)
-        if not isinstance(name, str):
-            return _in_memory(name, plain)
-        path = Path(name)
-        if path.is_file() or file_kind(name):
-            require_file(name)
-            return _file_questions(name, plain)
-        if is_saved(path):
-            return _in_memory(open_saved(name), plain, name)
-        if path.is_dir():
-            files = [p.name for p in sorted(path.iterdir()) if file_kind(p.name)]
-            raise DataError(
-                f"{name!r} is a folder. Name a file in it ({', '.join(files) or 'it has none'}), "
-                "or a folder of save_to_disk."
-            )
-        preset = PRESETS.get(name)
-        if preset is None and re.fullmatch(r"\w+(\.\w+)+", name):
-            function = function_at(name)
-            return None if function is None else FunctionQuestions(function, fields)
-        if preset is None and name.count("/") != 1:
-            return None
-        preset = preset or Preset(name, Fields())
-        return HubDataset(
-            replace(preset, config=config or preset.config, fields=fields or preset.fields)
+    Args:
+        name: The name in the recipe; or, from Python, a function or a data set.
+        fields: `data.fields` of the recipe, if set.
+        config: `data.config` of the recipe, if set.
+    Raises:
+        DataError: If the name is one of these, but there is no such data set.
+    """
+    plain = fields or Fields()
+    if inspect.isroutine(name):
+        return FunctionQuestions(name, fields)
+    if not isinstance(name, str):
+        return _in_memory(name, plain)
+    path = Path(name)
+    if path.is_file() or file_kind(name):
+        require_file(name)
+        return _file_questions(name, plain)
+    if is_saved(path):
+        return _in_memory(open_saved(name), plain, name)
+    if path.is_dir():
+        files = [p.name for p in sorted(path.iterdir()) if file_kind(p.name)]
+        raise DataError(
+            f"{name!r} is a folder. Name a file in it ({', '.join(files) or 'it has none'}), or a "
+            "folder of save_to_disk."
         )
+    preset = PRESETS.get(name)
+    if preset is None and re.fullmatch(r"\w+(\.\w+)+", name):
+        function = function_at(name)
+        return None if function is None else FunctionQuestions(function, fields)
+    if preset is None and name.count("/") != 1:
+        return None
+    preset = preset or Preset(name, Fields())
+    return HubDataset(
+        replace(preset, config=config or preset.config, fields=fields or preset.fields)
+    )

@@ -6,11 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from turnrl.data.fields import Fields
+from turnrl.data.files import FILE_KINDS
+from turnrl.data.known import PRESETS, open_known
 from turnrl.plugin.errors import DataError, did_you_mean
-from turnrl.plugin.hooks import contributed, find_class, installed, installed_class
+from turnrl.plugin.hooks import find_class, installed, installed_class
 from turnrl.rewards.answers import usable_answers
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question
@@ -21,32 +23,6 @@ Role = Literal["train", "val"]
 Source: TypeAlias = str | QuestionSource | Sequence[Question] | Any
 """A name in a recipe, an opened source, a list of questions, or rows that a package turns into
 questions."""
-
-
-class SourceOpener(Protocol):
-    """Opens data sets that are not named by a class, such as files or objects in memory.
-
-    Attributes:
-        names: Known names, suggested for similar ones.
-        takes: A phrase for messages about its names: `a file (.jsonl, ...)`.
-    """
-
-    names: Sequence[str]
-    takes: str
-
-    def __call__(
-        self, name: object, fields: Fields | None, config: str | None
-    ) -> QuestionSource | None:
-        """The data set of a name, or None if the name is not of its kind.
-
-        Args:
-            name: The name in the recipe; or, from Python, an object that is neither a source nor a
-                list of questions, such as a `datasets.Dataset`.
-            fields: `data.fields` of the recipe, if set.
-            config: `data.config` of the recipe, if set.
-        Raises:
-            DataError: If the name is of its kind, but there is no such data set.
-        """
 
 
 class GivenQuestions(QuestionSource):
@@ -111,10 +87,10 @@ def open_source(
     """Open the data set that a recipe names.
 
     Args:
-        name: An opened source, questions, a data set in memory that an installed package opens, or
+        name: An opened source, questions, a data set of `datasets`, rows, a function, or
             a name. A name is tried in this order: the class of an installed package; a file, a
-            known name such as `triviaqa`, a data set on the hub, `owner/name`, or whatever else an
-            installed package opens; the dotted path of any `QuestionSource`.
+            known name such as `triviaqa`, a data set on the hub, `owner/name`; the dotted path of a
+            function or of any `QuestionSource`.
         fields: The fields of id, question and answers in the rows.
         config: A configuration of the data set.
     Raises:
@@ -129,10 +105,8 @@ def open_source(
         return GivenQuestions(several)
     if isinstance(name, str) and (own := installed_class("turnrl_datasets", name)):
         return cast(QuestionSource, own())
-    openers: list[SourceOpener] = contributed("turnrl_openers")
-    for opener in openers:
-        if source := opener(name, fields, config):
-            return source
+    if source := open_known(name, fields, config):
+        return source
     if not isinstance(name, str):
         raise DataError(
             f"a {type(name).__name__} is not a data set: {name!r:.60}. Give a path, an instance of "
@@ -140,10 +114,11 @@ def open_source(
         )
     classes = installed("turnrl_datasets")
     if "." not in name or "/" in name:
-        listed = [*classes, *(n for opener in openers for n in opener.names)]
+        listed = [*classes, *PRESETS]
         raise DataError(
             f"no data set {name!r}.{did_you_mean(name, listed)} Known names: {', '.join(listed)}. "
-            f"Or name {' or '.join(opener.takes for opener in openers)}."
+            f"Or name a file ({', '.join(FILE_KINDS)}), a folder of save_to_disk, or a data set on "
+            "the hub, 'owner/name'."
         )
     try:
         cls = find_class(name, classes, QuestionSource)

@@ -41,10 +41,9 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 KINDS: dict[str, type] = {}
 """The hooks that return classes, and the `contract` that the classes extend."""
-HOOKS = ["turnrl_openers", "turnrl_callbacks", "turnrl_commands"]
+HOOKS = ["turnrl_callbacks", "turnrl_commands"]
 """All hooks: functions without parameters that return an iterable.
 
-`turnrl_openers` returns openers of data sets that are not named by a class (`SourceOpener`).
 `turnrl_callbacks` returns makers of Lightning callbacks for every run of `MTGRPO`: classes that
 take no argument, or functions of the trainer that return a callback or None.
 `turnrl_commands` returns functions that add a command: each gets argparse's sub-parsers, calls

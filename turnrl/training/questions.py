@@ -60,7 +60,7 @@ def _limited(questions: list[Question], limit: int | None) -> list[Question]:
 class QuestionData(IterationData):
     """The questions to train on and to evaluate with.
 
-    A source is a local .jsonl, .json, .parquet, .csv or .tsv file; a folder that a
+    A source is a local .jsonl, .json, .parquet or .csv file; a folder that a
     `datasets.Dataset` was saved to; a preset (triviaqa, nq_open, hotpotqa, 2wikimultihopqa,
     musique, popqa, bamboogle, gsm8k); the data set of an installed package, by its class, with
     `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name; or

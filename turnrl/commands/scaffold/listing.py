@@ -27,8 +27,6 @@ def _list(_: argparse.Namespace) -> int:
             brought = plugin.brings(hook)
             if hook == "turnrl_commands":
                 names = _commands_of(plugin, faults)
-            elif hook == "turnrl_openers":
-                names = [opener.takes for opener in brought]
             else:
                 names = [getattr(thing, "__name__", repr(thing)) for thing in brought]
             if names:
