@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ import lightning  # noqa: F401  its log handler keeps the stderr of its first im
 import pytest
 from filelock import FileLock
 
-from nodes import LOCKED, Node
+from nodes import LOCKED, Node, Proxy
 from nursery import Nursery
 
 # pytest before 9 sees only what reaches the root logger
@@ -240,30 +240,30 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
 
 
 @pytest.fixture(scope="session")
-def open_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """A search server without a password, which nobody kills or stops."""
-    return _shared(tmp_path_factory, "open-node", Node)
+def locked_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A search server with a password and a certificate, which nobody kills or stops."""
+    return _shared(tmp_path_factory, "locked-node", Node, *LOCKED)
 
 
 @pytest.fixture(scope="session")
-def url(request: pytest.FixtureRequest) -> str:
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of an Elasticsearch server in which tests build indices."""
-    address = os.environ.get("TURNRL_TEST_ES_URL")
-    return address or request.getfixturevalue("open_node").url
+    if address := os.environ.get("TURNRL_TEST_ES_URL"):
+        yield address
+        return
+    node = request.getfixturevalue("locked_node")
+    proxy = Proxy(node.url, node)
+    yield proxy.url
+    proxy.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _start_early(request: pytest.FixtureRequest) -> None:
     """Begin what takes half a minute in the background: the file that needs it comes late."""
-    if any("locked_node" in getattr(item, "fixturenames", ()) for item in request.session.items):
+    names = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    if "locked_node" in names or ("url" in names and "TURNRL_TEST_ES_URL" not in os.environ):
         with contextlib.suppress(pytest.skip.Exception):  # which those tests will say again
             request.getfixturevalue("locked_node")
-
-
-@pytest.fixture(scope="session")
-def locked_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """A search server with a password and a certificate, which tests of one file kill and stop."""
-    return _shared(tmp_path_factory, "locked-node", Node, *LOCKED)
 
 
 @pytest.fixture

@@ -8,15 +8,10 @@ import csv
 import io
 import json
 import logging
-import os
-import signal
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,19 +19,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodes import PASSWORD
+from nodes import PASSWORD, free_port
 from runs import TIMINGS
 from turnrl import ToolCall, ToolResult
 from turnrl.cli import main
 from turnrl.plugin.errors import TurnRLError
 from turnrl_wiki_search import Elasticsearch, WikiSearch
 from turnrl_wiki_search.command import add_index_command
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.embedded import EmbeddedIndex
+from turnrl_wiki_search.sources import Corpus, open_corpus
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-needs_shared_data = pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"needs the SQuAD passages in {SHARED}"
-)
 _TEXTS = {
     "Utrecht": "Utrecht is a city in the Netherlands. It has a dom tower.",
     "Paris": "Paris is the capital of France. The tower is by Eiffel.",
@@ -48,21 +40,13 @@ QUICK = {"timeout_s": 2.0, "wait_s": 30.0}
 ROWS = [{"id": str(n), "title": k, "text": v} for n, (k, v) in enumerate(_TEXTS.items(), 1)]
 
 
-def shared_rows() -> list[dict]:
-    """The rows of all shared corpora."""
-    files = [
-        SHARED / name / "corpus.jsonl" for name in ("squad", "multihop/hotpotqa", "multihop/2wiki")
-    ]
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
 def write_rows(path: Path, rows=ROWS) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
-    return Corpus(open_source(str(path)), chunk=chunk)
+def corpus_of(path: Path) -> Corpus:
+    return open_corpus(str(path))
 
 
 def retry_once(patch: pytest.MonkeyPatch) -> None:
@@ -71,44 +55,13 @@ def retry_once(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"turnrl_wiki_search.{module}.RETRIES", 1)
 
 
-def search_tool(name: str, url: str, top_k=3, cache=None, offline=False, **server) -> WikiSearch:
+def search_tool(name: str, url: str, top_k=3, cache=None, **server) -> WikiSearch:
     """A tool that searches an index of an Elasticsearch server."""
-    index = Elasticsearch(name, url, **{**QUICK, **server})
-    return WikiSearch(index, top_k=top_k, cache=cache, offline=offline)
+    return WikiSearch(Elasticsearch(name, url, **{**QUICK, **server}), top_k=top_k, cache=cache)
 
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
     return list(tool.run([ToolCall("search", {"query": query}) for query in queries]))
-
-
-def asked_throughout(tool: WikiSearch, outage: Callable[[], None]) -> int:
-    """Search from eight threads while a server is away and back, and find what was found before.
-
-    Args:
-        tool: The tool.
-        outage: Takes the server away, and brings it back.
-    Returns:
-        How many searches there were.
-    """
-    words = ["Utrecht", "Paris", "coffee", "zebra"]
-    calm = dict(zip(words, ask(tool, *words), strict=True))
-    back = threading.Event()
-
-    def callers(number: int) -> list[tuple[str, ToolResult]]:
-        answers: list[tuple[str, ToolResult]] = []
-        while not back.is_set() or len(answers) < 10:
-            word = words[(number + len(answers)) % len(words)]
-            answers.append((word, ask(tool, word)[0]))
-        return answers
-
-    with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(callers, number) for number in range(8)]
-        time.sleep(0.3)
-        outage()
-        back.set()
-        answers = [answer for call in calls for answer in call.result(timeout=90)]
-    assert all(result == calm[word] for word, result in answers)
-    return len(answers)
 
 
 def ids_found(tool: WikiSearch, query: str) -> list[str]:
@@ -132,15 +85,12 @@ ROOT = Path(__file__).parent.parent
 ITERATIONS = 5
 
 
-def environment_of(node, **more):
-    """What the environment of a command needs to search a locked node, if there is one."""
-    if node is None:
-        return more
+def environment_of(node):
+    """What the environment of a command needs to search a locked node."""
     return {
         "TURNRL_ES_URL": node.url,
         "TURNRL_ES_PASSWORD": PASSWORD,
         "TURNRL_ES_CA_CERTS": node.certificate,
-        **more,
     }
 
 
@@ -157,7 +107,7 @@ class Listener(io.StringIO):
         return super().write(text)
 
 
-def turnrl(node, folder, arguments, during=None, **environment):
+def turnrl(folder, arguments, during=None, **environment):
     """Run a command in `folder`; `during` happens beside it, from the second iteration on.
 
     Returns:
@@ -174,7 +124,7 @@ def turnrl(node, folder, arguments, during=None, **environment):
         ):
             patch.chdir(folder)
             retry_once(patch)
-            for name, value in environment_of(node, **environment).items():
+            for name, value in environment.items():
                 patch.setenv(name, value)
             code = main(arguments)
     finally:
@@ -189,21 +139,20 @@ def on_server(cls, /, **settings):
     return {"class_path": cls, "init_args": settings}
 
 
-def train(node, folder, during=None, index=None, **tool):
+def train(folder, index, during=None, cache=None, **environment):
     """Train for a few iterations in `folder`.
 
     Args:
-        node: A locked Elasticsearch server, or None.
         folder: Where the run is.
+        index: The index, as a recipe has it.
         during: Called in the middle of it.
-        index: The index, as a recipe has it; by default `atlas` on the node.
-        tool: Other settings of the search.
+        cache: The cache of the search.
+        environment: Variables.
     Returns:
         The exit code, and standard error.
     """
     recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
-    of_node = {"name": "atlas", "timeout_s": 1.0, "wait_s": 120.0}
-    search = {"index": index or on_server("Elasticsearch", **of_node), "top_k": 1, **tool}
+    search = {"index": index, "top_k": 1, "cache": cache}
     recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": search}]
     recipe["model"] |= {"group_size": 4, "steps_per_pass": 1}
     recipe["record"] = {"transcripts": 100}
@@ -211,7 +160,7 @@ def train(node, folder, during=None, index=None, **tool):
     recipe["trainer"] |= {"max_epochs": ITERATIONS, "check_val_every_n_epoch": ITERATIONS}
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    code, out, err = turnrl(node, folder, ["fit", "recipe.yaml"], during)
+    code, out, err = turnrl(folder, ["fit", "recipe.yaml"], during, **environment)
     (folder / "output.log").write_text(out + err)
     return code, err
 
@@ -228,28 +177,20 @@ PAGE = "<html><body>It works!</body></html>"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    index = None
-    requests: list[dict] = []
-    behaviour: list[str] = []
+    owner: RetrieveServer
 
     def log_message(self, *_):
         pass
 
-    def do_GET(self):
-        self._send(200, json.dumps(self.requests))
-
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/behave":
-            self.behaviour[:] = body
-            return self._send(200, "{}")
-        sent = {"authorization": self.headers.get("Authorization"), "path": self.path}
-        self.requests.append({**body, **sent})
-        name = self.path.partition("?")[0].strip("/")
-        if name == "retrieve" and self.behaviour:
-            name = self.behaviour.pop(0)
-        return self._answer(name, body)
+        name = self.path.strip("/")
+        if name == "retrieve" and self.owner.behaviour:
+            name = self.owner.behaviour.pop(0)
+        while name == "hang" and self.owner.hangs:
+            time.sleep(0.05)
+        self.owner.requests.append({**body, "authorization": self.headers.get("Authorization")})
+        self._answer(name, body)
 
     def _answer(self, name, body):
         if name.startswith("status"):
@@ -274,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, text)
 
     def _result(self, name, body):
-        results = self.index.search(body["queries"], body["topk"] if name != "many" else 3)
+        results = self.owner.index.search(body["queries"], body["topk"] if name != "many" else 3)
         result = [[self._hit(name, hit) for hit in hits] for hits in results]
         odd = {
             "list": lambda: result,
@@ -316,77 +257,46 @@ class _Handler(BaseHTTPRequestHandler):
         data = text.encode()
         self._head(status, {"Content-Length": str(len(data)), **(headers or {})})
         self.wfile.write(data)
-        if headers and "Content-Length" in headers:
-            self.close_connection = True
 
 
-class Retriever:
-    """The server, as tests handle it: `start` returns once it answers."""
+class RetrieveServer:
+    """A server of `/retrieve` in a thread.
 
-    def __init__(self, index: Path, port: int) -> None:
-        self.index, self._port = index, port
-        self._process: subprocess.Popen | None = None
-        self.url = f"http://127.0.0.1:{port}/retrieve"
+    Attributes:
+        behaviour: The ways in which the next requests are answered.
+        requests: Those so far, with the key that each was sent with.
+        hangs: While true, requests that `hang` get no answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.index = folder, EmbeddedIndex(folder)
+        self.behaviour: list[str] = []
+        self.requests: list[dict] = []
+        self.hangs = False
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}/retrieve"
 
     def start(self) -> None:
-        command = [sys.executable, __file__, str(self.index), str(self._port)]
-        self._process = subprocess.Popen(command)
-        late = time.monotonic() + 60
-        while True:
-            try:
-                self.requests()
-            except OSError:
-                assert time.monotonic() < late, "the server does not answer"
-                assert self._process.poll() is None, "the server ended"
-                time.sleep(0.05)
-            else:
-                return
+        handler = type("Handler", (_Handler,), {"owner": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
+        self._server.handle_error = lambda *_: None  # clients hang up
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
     def at(self, way: str) -> str:
         """The address of a way to answer."""
         return self.url.replace("/retrieve", f"/{way}")
 
-    def behave(self, *ways: str) -> None:
-        """Answer the next requests in these ways."""
-        data = json.dumps(ways).encode()
-        urllib.request.urlopen(self.at("behave"), data).close()
-
-    def requests(self) -> list[dict]:
-        with urllib.request.urlopen(self.at("requests"), timeout=5) as answer:
-            return json.loads(answer.read())
-
-    def paths(self) -> list[str]:
-        """The addresses that were asked, from the path on."""
-        return [request["path"] for request in self.requests()]
-
-    def signal(self, number: int) -> None:
-        os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self._process.wait()
-
-    def crash(self, away_s: float = 0.0) -> None:
-        """Kill it, and start it again."""
-        self.kill()
-        time.sleep(away_s)
-        self.start()
-
 
 @contextmanager
-def retriever_of(index: Path, port: int) -> Iterator[Retriever]:
-    server = Retriever(index, port)
+def retrieve_server(folder: Path) -> Iterator[RetrieveServer]:
+    """A server of the index in a folder."""
+    server = RetrieveServer(folder)
     server.start()
     try:
         yield server
     finally:
-        server.signal(signal.SIGCONT)
-        server.kill()
-
-
-if __name__ == "__main__":
-    from turnrl_wiki_search.embedded import EmbeddedIndex
-
-    _Handler.index = EmbeddedIndex(sys.argv[1])
-    ThreadingHTTPServer.daemon_threads = True
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), _Handler).serve_forever()
+        server.stop()

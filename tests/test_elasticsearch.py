@@ -1,20 +1,14 @@
 """Search on a real Elasticsearch server, behind a proxy where a fault is the subject.
 
 The server is the one at `TURNRL_TEST_ES_URL` if set, else `../shared/elasticsearch/server` beside
-the repository starts one, else these tests are skipped. Those that crash or stop a server, or need
-a password, share a second one, which is always our own.
+the repository starts one, else these tests are skipped.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import json
-import os
 import random
 import re
-import socket
-import threading
+import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes import PASSWORD
+from nodes import PASSWORD, Proxy
 from searching import (
     API_KEY,
     ROWS,
@@ -34,139 +28,14 @@ from searching import (
     search_tool,
     write_rows,
 )
-from turnrl import DataError, RecipeError, Tool, ToolError
+from turnrl import DataError, RecipeError, ToolError
 from turnrl_wiki_search import Elasticsearch, WikiSearch, elastic, embedded
 from turnrl_wiki_search.elastic import ElasticIndex
 
-
-class Proxy:
-    """Stands between client and server, and makes the faults that `faults` lists.
-
-    A fault is used up by one request: `cut` (half of the answer), `drop` (no answer), a number of
-    seconds to wait first, or an answer `(status, headers, body)` of the proxy's own. While `down`
-    is set every connection is refused.
-    """
-
-    def __init__(self, target: str) -> None:
-        host, port = target.removeprefix("http://").split(":")
-        self._target = (host, int(port))
-        self.faults: collections.deque = collections.deque()
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.connections = 0
-        self.busiest = 0
-        self.down = False
-        self._busy = 0
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def set_down(self, down: bool) -> None:
-        with self._lock:
-            self.down = down
-            for connection in self._open if down else ():
-                with contextlib.suppress(OSError):  # the client hung up first
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.set_down(True)
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self.connections += 1
-                if self.down:
-                    client.close()
-                    continue
-                self._open.add(client)
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        try:
-            with client.makefile("rb") as reader:
-                while self._handled(client, reader):
-                    pass
-        except OSError:
-            pass
-        finally:
-            # closed only where `set_down` cannot be shutting it down
-            with self._lock:
-                self._open.discard(client)
-                client.close()
-
-    def _handled(self, client: socket.socket, reader) -> bool:
-        head, headers = self._head(reader)
-        if not head:
-            return False
-        body = reader.read(int(headers.get("content-length", 0)))
-        method, path, _ = head.split("\r\n")[0].split(" ")
-        with self._lock:
-            self.requests.append((method, path, headers, body))
-            fault = self.faults.popleft() if self.faults else None
-            self._busy += 1
-            self.busiest = max(self.busiest, self._busy)
-        try:
-            return self._forwarded(client, head, method, body, fault)
-        finally:
-            with self._lock:
-                self._busy -= 1
-
-    def _forwarded(
-        self, client: socket.socket, head: str, method: str, body: bytes, fault: object
-    ) -> bool:
-        if fault == "drop":
-            return False
-        if isinstance(fault, tuple):
-            client.sendall(self._answer(*fault))
-            return True
-        if isinstance(fault, float):
-            time.sleep(fault)
-        with socket.create_connection(self._target) as server, server.makefile("rb") as answer:
-            server.sendall(re.sub("(?i)connection: .*\r\n", "", head).encode("latin-1") + body)
-            head, headers = self._head(answer)
-            whole = head.encode("latin-1")
-            if "chunked" in headers.get("transfer-encoding", ""):
-                while size := answer.readline():
-                    whole += size + answer.read(int(size, 16) + 2)
-                    if int(size, 16) == 0:
-                        break
-            elif method != "HEAD":
-                whole += answer.read(int(headers.get("content-length", 0)))
-        if self.down:
-            return False
-        if fault == "cut":
-            client.sendall(whole[: len(whole) // 2])
-            return False
-        client.sendall(whole)
-        return True
-
-    @staticmethod
-    def _head(reader) -> tuple[str, dict[str, str]]:
-        lines = []
-        while line := reader.readline().decode("latin-1"):
-            lines.append(line)
-            if line == "\r\n":
-                break
-        pairs = (line.split(":", 1) for line in lines[1:-1])
-        return "".join(lines), {name.lower(): value.strip() for name, value in pairs}
-
-    @staticmethod
-    def _answer(status: int, headers: dict[str, str], body: object) -> bytes:
-        data = json.dumps(body).encode()
-        kind = "application/vnd.elasticsearch+json;compatible-with=8"
-        all_headers = {"X-Elastic-Product": "Elasticsearch", "Content-Type": kind, **headers}
-        lines = [f"HTTP/1.1 {status} Status", *(f"{k}: {v}" for k, v in all_headers.items())]
-        return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
-
-
 pytestmark = pytest.mark.elasticsearch
+
+BUILD = sys.modules["turnrl_wiki_search.elastic.build"]
+"""The module, whose name in its package is its function."""
 
 
 @pytest.fixture
@@ -202,19 +71,6 @@ def small_index(url, tmp_path_factory) -> str:
 # --- searching and building ---
 
 
-def test_a_forked_process_has_its_own_client():
-    connection = ElasticIndex(Elasticsearch("nothing", "http://localhost:1"))._connection
-    client = connection.client
-    assert connection.client is client
-    child = os.fork()
-    if child == 0:
-        own = connection.client
-        os._exit(0 if own is not client and connection.client is own else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert connection.client is client
-    connection.close()
-
-
 def test_the_tool_answers_from_the_server_as_from_a_folder(small_index, url, tmp_path):
     embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
     queries = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
@@ -243,12 +99,11 @@ def test_the_command_builds_describes_and_searches(url, name, tmp_path, capsys, 
     rows = write_rows(tmp_path / "rows.jsonl")
     assert index_command("build", "--source", rows, *place, "--analyzer", "standard") == 0
     assert "3 passages" in capsys.readouterr().out
-    assert index_command("info", *place, "--json") == 0
-    info = json.loads(capsys.readouterr().out)
-    assert (info["source"], info["splitter"], info["passages"]) == (str(rows), "none", 3)
-    assert info["version"].endswith("-standard")
-    assert index_command("search", "dom tower", *place, "-k", 1, "--json") == 0
-    assert [h["id"] for h in json.loads(capsys.readouterr().out)] == ["1"]
+    assert index_command("info", *place) == 0
+    info = capsys.readouterr().out
+    assert re.search(rf"version .*-standard\nsource    {rows}\n.*\n.*\npassages  3\n", info)
+    assert index_command("search", "dom tower", *place, "-k", 1) == 0
+    assert "Utrecht  [1]" in capsys.readouterr().out
     assert index_command("build", "--source", rows, *place) == 1
     assert "exists already. Add --overwrite" in capsys.readouterr().err
     assert index_command("build", "--source", rows, *place, "--overwrite") == 0
@@ -268,12 +123,6 @@ def test_an_index_that_turnrl_did_not_build_is_neither_read_nor_deleted(url, nam
         with pytest.raises(ToolError, match="was not built by turnrl"):
             elastic.build(Elasticsearch(name, url), rows, overwrite=True)
         assert client.indices.exists(index=name)
-
-
-def test_passages_that_share_an_id_are_noticed(url, name, tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], "id": "1"}])
-    with pytest.raises(DataError, match="passages 1 and 2 have the same id '1'"):
-        elastic.build(Elasticsearch(name, url), corpus_of(path))
 
 
 # --- calls together ---
@@ -299,12 +148,6 @@ def test_batches_that_meet_share_the_two_connections(small_index, proxy):
     assert proxy.busiest == 2
 
 
-def test_one_refused_request_in_a_batch_is_an_error(small_index, proxy):
-    proxy.faults.extend([0.0, (400, {}, {"error": {"reason": "odd"}})])
-    with pytest.raises(ToolError, match=r"refused a request .*odd"):
-        ask(search_tool(small_index, proxy.url), *(f"tower {i}" for i in range(200)))
-
-
 # --- faults that pass ---
 
 
@@ -314,9 +157,7 @@ def test_one_refused_request_in_a_batch_is_an_error(small_index, proxy):
         "drop",
         "cut",
         1.5,  # longer than timeout_s
-        (502, {}, {}),
         (503, {}, {"error": {"reason": "unavailable"}, "status": 503}),
-        (504, {}, {}),
         (429, {}, {"error": {"reason": "busy"}, "status": 429}),
         (200, {}, {"responses": [{"status": 429, "error": {"reason": "queue full"}}]}),
         (200, {}, {"responses": [{"status": 200, "_shards": {"failed": 1}, "hits": {"hits": []}}]}),
@@ -413,23 +254,6 @@ def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, ca
     assert re.fullmatch(rf"turnrl: {proxy.url} answers again after \d+ s; the run continues", last)
 
 
-def test_an_outage_that_lasts_stops_the_run_with_the_next_step(small_index, proxy):
-    tool = search_tool(small_index, proxy.url, wait_s=1.0)
-    ask(tool, "tower")
-    proxy.set_down(True)
-    begin = time.monotonic()
-    with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(ask, tool, "tower") for _ in range(8)]
-        for call in calls:
-            with pytest.raises(
-                ToolError, match=rf"{proxy.url} does not answer .*waited 1 s for it.*--ckpt_path"
-            ):
-                call.result()
-    assert 1 <= time.monotonic() - begin < 3  # all eight wait for the one outage together
-    proxy.set_down(False)
-    assert ask(tool, "Utrecht")[0].ok
-
-
 def test_the_tools_time_limit_leaves_room_for_the_whole_wait(url):
     # 2 attempts and 1 after the wait, of 2 s each and up to a minute's pause that the server asks
     # for; 30 s of waiting; 2 s to a probe
@@ -453,95 +277,38 @@ def ids_held(url: str, name: str) -> list[int]:
 
 
 def test_a_build_continues_through_faults_without_losing_or_doubling_a_passage(
-    url, proxy, name, tmp_path
+    url, proxy, name, tmp_path, monkeypatch
 ):
-    path = many_rows(tmp_path, 900)
-    hits = iter(range(1_000_000))
-
-    def fault(passages: int) -> None:
-        if next(hits) == 1:
-            proxy.faults.extend(["drop", (429, {}, {"error": {"reason": "busy"}}), "cut"])
-
-    corpus = corpus_of(path, chunk=100)
-    info = elastic.build(Elasticsearch(name, proxy.url), corpus, on_progress=fault)
-    assert info.passages == 900
+    monkeypatch.setattr(BUILD, "_AT_ONCE", 100)
+    corpus = corpus_of(many_rows(tmp_path, 900))
+    proxy.faults.extend([0.0, 0.0, 0.0, "drop", (429, {}, {"error": {"reason": "busy"}}), "cut"])
+    assert elastic.build(Elasticsearch(name, proxy.url), corpus).passages == 900
     assert ids_held(url, name) == list(range(900))
 
 
-def test_an_interrupted_build_resumes_where_it_stopped(url, name, tmp_path):
-    path = many_rows(tmp_path, 900)
-
-    class Stop(Exception):
-        pass
-
-    def stop(passages: int) -> None:
-        if passages >= 600:
-            raise Stop
-
-    with pytest.raises(Stop):
-        elastic.build(Elasticsearch(name, url), corpus_of(path, chunk=10), on_progress=stop)
-    # the place is saved every 25 chunks, and the last time it was not reached
-    with pytest.raises(ToolError, match=r"is unfinished: 500 passages so far\. Finish it with"):
-        search_tool(name, url).check()
-    seen: list[int] = []
-    corpus = corpus_of(path, chunk=10)
-    info = elastic.build(Elasticsearch(name, url), corpus, on_progress=seen.append)
-    assert seen[0] == 510
-    assert ids_held(url, name) == list(range(900))
-    *_, (_, mark) = corpus_of(path, chunk=10).chunks()
-    assert info.version == f"elasticsearch-{mark.digest}-english"
-
-
-def test_a_corpus_that_breaks_off_is_named_and_the_server_keeps_an_unfinished_index(
-    url, name, tmp_path
+def test_an_unfinished_index_is_never_searched_and_only_replaced_on_request(
+    url, name, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(BUILD, "_AT_ONCE", 20)
     path = many_rows(tmp_path, 50)
-    path.write_text(path.read_text() + '{"id": 1')
+    whole = path.read_text()
+    path.write_text(whole + '{"id": 1')
     with pytest.raises(DataError, match=r"rows\.jsonl, line 51: not JSON"):
-        elastic.build(Elasticsearch(name, url), corpus_of(path, chunk=20))
+        elastic.build(Elasticsearch(name, url), corpus_of(path))
     with pytest.raises(ToolError, match="is unfinished"):
         search_tool(name, url).check()
-
-
-def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_path):
-    def stop(passages: int) -> None:
-        raise KeyboardInterrupt
-
-    rows = corpus_of(many_rows(tmp_path, 30))
-    with pytest.raises(KeyboardInterrupt):
-        elastic.build(Elasticsearch(name, url), rows, on_progress=stop)
-    other = corpus_of(write_rows(tmp_path / "rows.jsonl"))
-    with pytest.raises(ToolError, match=r"holds another, unfinished build\. Add --overwrite"):
-        elastic.build(Elasticsearch(name, url), other)
-    assert elastic.build(Elasticsearch(name, url), other, overwrite=True).passages == 3
-
-
-# --- cache and replay ---
-
-
-def test_a_repeated_question_costs_no_request_and_a_replay_no_server(small_index, proxy, tmp_path):
-    cache = str(tmp_path / "cache.sqlite")
-    queries = ["tower", "zebra", "Utrecht"]
-    first = ask(search_tool(small_index, proxy.url, cache=cache), *queries)
-    tool = search_tool(small_index, proxy.url, cache=cache)
-    tool.check()
-    before = len(proxy.requests)
-    assert ask(tool, *queries) == first
-    assert len(proxy.requests) == before
-    proxy.set_down(True)
-    replay = search_tool(small_index, proxy.url, cache=cache, offline=True)
-    replay.check()
-    assert ask(replay, *queries) == first
-    with pytest.raises(ToolError, match="not in the search cache"):
-        ask(replay, "coffee")
+    path.write_text(whole)
+    with pytest.raises(ToolError, match="exists already"):
+        elastic.build(Elasticsearch(name, url), corpus_of(path))
+    assert elastic.build(Elasticsearch(name, url), corpus_of(path), overwrite=True).passages == 50
 
 
 # --- secrets ---
 
 
 def test_the_api_key_is_sent_and_masked_in_server_errors(small_index, proxy, monkeypatch):
-    monkeypatch.setenv("KEY", API_KEY)
-    tool = search_tool(small_index, proxy.url, api_key="${KEY}")
+    monkeypatch.setenv("TURNRL_ES_API_KEY", API_KEY)
+    tool = search_tool(small_index, proxy.url)
     ask(tool, "tower")
     assert proxy.requests[-1][2]["authorization"] == f"ApiKey {API_KEY}"
     proxy.faults.append((400, {}, {"error": {"reason": f"cannot read {API_KEY}", "type": "x"}}))
@@ -549,63 +316,18 @@ def test_the_api_key_is_sent_and_masked_in_server_errors(small_index, proxy, mon
         ask(tool, "tower")
 
 
-@pytest.mark.parametrize("argument", ["api_key", "password"])
-def test_a_secret_written_out_is_refused_and_not_repeated(argument):
-    with pytest.raises(
-        RecipeError, match=rf"{argument} must name an environment variable"
-    ) as error:
-        Elasticsearch("x", **{argument: PASSWORD})
-    assert PASSWORD not in str(error.value)
-
-
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user or a password"),
+    ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user, a password"),
     ({"url": "localhost:9200"}, "must look like http://localhost:9200"),
-    ({"api_key": "${A}", "password": "${B}"}, "two ways to sign in"),
     ({"timeout_s": 0.0}, r"timeout_s is 0\.0"),
     ({"version": "a"}, "version would have no effect"),
     ({"fields": {"title": "a"}}, r"fields is \{'title': 'a'\}"),
-    ({"fields": {"text": "a", "txt": "a"}}, "'txt'"),
     ({"fields": {"text": "*"}}, r"'\*'"),
-    ({"fields": "body"}, "fields is 'body'"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message) as error:
         Elasticsearch("x", **arguments)
     assert PASSWORD not in str(error.value)
-
-
-def test_an_index_on_a_server_is_not_built_before_a_run():
-    with pytest.raises(RecipeError, match="build_from"):
-        WikiSearch(Elasticsearch("x"), build_from="Atlas")
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"api_key": "${NOT_SET_ANYWHERE}"}, "variable NOT_SET_ANYWHERE, which is not set"),
-    ({"ca_certs": "gone.crt"}, r"no file 'gone\.crt' with certificates"),
-    ({"ca_certs": __file__, "url": "http://localhost:9200"}, "is not https"),
-])  # fmt: skip
-def test_access_that_leads_nowhere_is_noticed_before_a_run(arguments, message):
-    with pytest.raises(RecipeError, match=message):
-        WikiSearch(Elasticsearch("x", **arguments)).check()
-
-
-def test_a_saved_recipe_holds_names_and_no_secrets(monkeypatch):
-    from jsonargparse import ArgumentParser
-
-    monkeypatch.setenv("MY_KEY", API_KEY)
-    monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--tool", type=Tool)
-    server = {"name": "wiki", "url": "https://a:1", "api_key": "${MY_KEY}", "wait_s": 7.0}
-    index = {"class_path": "Elasticsearch", "init_args": server}
-    init = {"index": index, "top_k": 2}
-    config = parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
-    saved = parser.dump(config)
-    assert "${MY_KEY}" in saved
-    assert API_KEY not in saved
-    assert PASSWORD not in saved
-    assert parser.instantiate(config).tool.index == Elasticsearch(**server)
 
 
 # --- an index that turnrl did not build ---
@@ -653,8 +375,9 @@ def test_a_foreign_index_is_searched_by_its_fields(news, url):
     assert ask(stemmed, "coffees")[0].content == ROWS[2]["text"]
 
 
-@pytest.mark.parametrize("field", ["boddy", "section", "hidden"])
-@pytest.mark.parametrize("part", ["text", "title"])
+@pytest.mark.parametrize(
+    ("part", "field"), [("text", "boddy"), ("title", "section"), ("title", "hidden")]
+)
 def test_a_field_that_cannot_be_searched_is_named(news, url, part, field):
     tool = search_tool(news, url, fields={"text": "body", part: field})
     with pytest.raises(ToolError, match=rf"'{field}'.*body, body\.en, meta\.head.*\.{part}\."):
@@ -692,14 +415,11 @@ def test_documents_without_the_text_take_no_places_of_others(url):
     assert ids_found(tool, "tower") == ["31", "32", "33"]
 
 
-def test_a_cache_over_a_foreign_index_needs_a_version_and_two_share_no_answers(url, news, tmp_path):
+def test_foreign_indexes_share_no_cached_answers(url, news, tmp_path):
     cache = str(tmp_path / "cache.sqlite")
     with pytest.raises(ToolError, match=r"turnrl did not build them. Set 'version'"):
         search_tool(news, url, fields=NEWS, cache=cache).check()
-    first = ask(search_tool(news, url, fields=NEWS, cache=cache, version="a"), "tower")
-    gone = "http://localhost:1"
-    replay = search_tool(news, gone, fields=NEWS, cache=cache, version="a", offline=True)
-    assert ask(replay, "tower") == first
+    ask(search_tool(news, url, fields=NEWS, cache=cache, version="a"), "tower")
     other = make_index(url, {"body": {"type": "text"}}, [{"body": "Another tower"}])
     tool = search_tool(other, url, fields={"text": "body"}, cache=cache, version="a")
     assert ask(tool, "tower")[0].content == "Another tower"

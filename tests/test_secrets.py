@@ -132,20 +132,6 @@ def test_a_result_that_quotes_a_key_shows_the_policy_the_variable(keyed):
     assert make_safe(f"401 for https://x/?key={KEY}") == "401 for https://x/?key=${MY_KEY}"
 
 
-def test_a_search_resolves_its_own_key_and_the_one_in_its_address(keyed, monkeypatch):
-    recipe = keyed()
-    monkeypatch.setenv("PORT", "8799")
-    address = "http://localhost:${PORT}/retrieve?api_key=${MY_KEY}"
-    server = {"url": address, "api_key": "${MY_KEY}"}
-    settings = {"index": {"class_path": "Retriever", "init_args": server}}
-    recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": settings}]
-    save(recipe)
-    (tool,) = build(["recipe.yaml"]).module.rollout.tools
-    assert tool.index.url == "http://localhost:8799/retrieve?api_key=${MY_KEY}"
-    index = tool._opened()
-    assert (index._key, index._target) == (KEY, f"http://localhost:8799/retrieve?api_key={KEY}")
-
-
 def test_the_folder_of_an_index_may_begin_with_a_variable(keyed, monkeypatch):
     recipe = keyed()
     monkeypatch.setenv("SCRATCH", str(Path.cwd()))

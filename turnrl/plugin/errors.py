@@ -281,7 +281,6 @@ def check_address(
     url: object,
     example: str,
     advice: str = "Recipes are saved with every run.",
-    query: bool = False,
 ) -> None:
     """Raise if a setting is not the address of a server, or holds a secret.
 
@@ -290,15 +289,13 @@ def check_address(
         url: Its value.
         example: An address such as the setting takes.
         advice: A sentence that says where a password or a key belongs.
-        query: True if the address may have a query, which the caller checks for secrets.
     Raises:
         RecipeError: Without the address if a part of it may be a secret.
     """
-    if isinstance(url, str) and ("@" in url or (not query and re.search("[?#]", url))):
-        parts = "a user or a password" if query else "a user, a password or a query"
+    if isinstance(url, str) and re.search("[@?#]", url):
         raise RecipeError(
-            f"{name} holds {parts}, which is not shown. Give only the address, such as {example}. "
-            f"{advice}"
+            f"{name} holds a user, a password or a query, which is not shown. Give only the "
+            f"address, such as {example}. {advice}"
         )
     try:
         split = urlsplit(url) if isinstance(url, str) and not re.search(r"\s", url) else None

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pkgutil
-from collections.abc import Iterable
 from typing import Any
 
 from jsonargparse import Namespace
@@ -22,31 +20,19 @@ _SHOWN = ("model.policy.", "data.")
 
 
 def fill(config: Any) -> Any:
-    """A copy of a parsed recipe with the values of its variables, for the constructors.
-
-    A class that resolves some of its settings itself names them in `references`. It gets these as
-    they were written.
-    """
-    return _filled(config, "", ())
+    """A copy of a parsed recipe with the values of its variables, for the constructors."""
+    return _filled(config, "")
 
 
-def _filled(value: Any, key: str, references: Iterable[str]) -> Any:
+def _filled(value: Any, key: str) -> Any:
     if isinstance(value, list):
-        return [_filled(item, f"{key}[{n}]", ()) for n, item in enumerate(value)]
+        return [_filled(item, f"{key}[{n}]") for n, item in enumerate(value)]
     if not isinstance(value, Namespace | dict):
         return _value(value, key)
-    own: Iterable[str] = ()
-    items = vars(value) if isinstance(value, Namespace) else value
-    if isinstance(path := items.get("class_path"), str):
-        own = getattr(pkgutil.resolve_name(path), "references", ())
     filled = copy.copy(value)
-    for name, item in items.items():
-        if name in ("init_args", "dict_kwargs"):
-            new = _filled(item, key, own)
-        else:
-            as_written = name in references and isinstance(item, str)
-            new = item if as_written else _filled(item, f"{key}.{name}".lstrip("."), ())
-        filled[name] = new
+    for name, item in (vars(value) if isinstance(value, Namespace) else value).items():
+        inner = key if name in ("init_args", "dict_kwargs") else f"{key}.{name}".lstrip(".")
+        filled[name] = _filled(item, inner)
     return filled
 
 

@@ -2,16 +2,13 @@
 
     tool         `WikiSearch`, which the policy calls
     settings     settings of an index, one class for each backend
-    credentials  secrets of servers, which recipes only name
     index        a search index: its description, its hits, and the interface of all backends
     embedded     an index in a folder (tantivy), without a server
     elastic      an index on an Elasticsearch server
     retrieve     an index behind a server that speaks Search-R1's `/retrieve`
-    cache        search results on disk, for repeated epochs and for replay without a server
-    sources      corpora, read so that a build can resume
+    cache        search results on disk, for repeated epochs and other runs
+    sources      corpora: the passages of files, installed data sets and the hub
     splitting    articles cut into passages
-    changes      the state of a corpus's files, and the ids of its passages
-    progress     the progress bar of a build
     command      `turnrl index build | info | search`
 
 Importing this package loads none of their libraries. Each is imported on first use.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import random
 import sys
 import time
@@ -20,15 +19,13 @@ from turnrl.plugin.text import counted, say, visible
 from turnrl.rewards.answers import contains_answer
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.index import Analyzer, Hit, SearchIndex, clean_query
-from turnrl_wiki_search.progress import show_progress
 from turnrl_wiki_search.settings import Elasticsearch, Embedded, IndexSettings, index_at
-from turnrl_wiki_search.sources import Corpus, make, open_source
+from turnrl_wiki_search.sources import make, open_corpus
 from turnrl_wiki_search.splitting import Splitter
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_BATCH = 64
 _RANKS = (1, 3, 5)
 
 
@@ -38,9 +35,8 @@ def add_index_command(commands: Commands) -> None:
         "index", help="build, describe and ask search indexes", description=__doc__
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="{build,info,search}")
-    _add_build(_add_action(actions, _build, "build an index, or resume an interrupted build"))
-    info = _add_action(actions, _info, "describe an index")
-    info.add_argument("--json", action="store_true", help="print JSON")
+    _add_build(_add_action(actions, _build, "build an index"))
+    _add_action(actions, _info, "describe an index")
     summary = "search for a query, or score retrieval on questions with answers"
     _add_search(_add_action(actions, _search, summary))
 
@@ -94,7 +90,6 @@ def _add_search(search: argparse.ArgumentParser) -> None:
         "--sample", type=int, metavar="N", help="use N of the questions, the same ones each time"
     )
     search.add_argument("-k", type=int, default=3, help="passages per query (default: 3)")
-    search.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _settings(text: str) -> IndexSettings:
@@ -116,16 +111,15 @@ def _build(args: argparse.Namespace) -> None:
     splitter = None if args.split is None else Splitter.parse(args.split)
     if not isinstance(index, Embedded | Elasticsearch):
         raise RecipeError(f"--index {args.index!r} is a server with an index of its own.")
-    corpus = Corpus(open_source(args.source), splitter)
+    corpus = open_corpus(args.source, splitter)
     began = time.monotonic()
-    with show_progress(corpus.source.fraction) as progress:
-        if isinstance(index, Embedded):
-            from turnrl_wiki_search import embedded  # loads tantivy
+    if isinstance(index, Embedded):
+        from turnrl_wiki_search import embedded  # loads tantivy
 
-            existing: embedded.Existing = "replace" if args.overwrite else "refuse"
-            info = embedded.build(index.folder, corpus, args.analyzer, existing, progress)
-        else:
-            info = elastic.build(index, corpus, args.analyzer, args.overwrite, progress)
+        existing: embedded.Existing = "replace" if args.overwrite else "refuse"
+        info = embedded.build(index.folder, corpus, args.analyzer, existing)
+    else:
+        info = elastic.build(index, corpus, args.analyzer, args.overwrite)
     seconds = time.monotonic() - began
     say(f"{info.index}: {info.passages:,} passages from {info.source} in {seconds:.1f} s, counted")
 
@@ -133,12 +127,9 @@ def _build(args: argparse.Namespace) -> None:
 def _info(args: argparse.Namespace) -> None:
     with _open(args) as index:
         fields = dataclasses.asdict(index.info())
-    if args.json:
-        print(json.dumps(fields))
-    else:
-        shown = {name: "unknown" if value is None else value for name, value in fields.items()}
-        text = "\n".join(f"{name:9} {value}" for name, value in shown.items())
-        say(visible(text), indent=" " * 10)
+    shown = {name: "unknown" if value is None else value for name, value in fields.items()}
+    text = "\n".join(f"{name:9} {value}" for name, value in shown.items())
+    say(visible(text), indent=" " * 10)
 
 
 def _search(args: argparse.Namespace) -> None:
@@ -154,9 +145,6 @@ def _search(args: argparse.Namespace) -> None:
         raise RecipeError("the query is empty. Give some words to look for.")
     with _open(args) as index:
         (hits,) = index.search([query], args.k)
-    if args.json:
-        print(json.dumps([{**vars(hit.passage), "score": hit.score} for hit in hits]))
-        return
     say(visible("\n\n".join(map(_shown, hits))), indent="")
     if not hits:
         print(f"nothing found for {query!r}", file=sys.stderr)
@@ -182,12 +170,8 @@ def _score(args: argparse.Namespace) -> None:
         questions = questions[: args.sample]
     with _open(args) as index:
         score, info = score_retrieval(index, questions, args.k), index.info()
-    if args.json:
-        print(json.dumps({**score, "passages": info.passages}))
-        return
     held = "its passages" if info.passages is None else counted(info.passages, "passage")
-    rate = f"{score.pop('queries_per_s'):,.0f} queries/s"
-    say(f"{counted(int(score.pop('questions')), 'question')} over {held}, {rate}")
+    say(f"{counted(len(questions), 'question')} over {held}")
     for name, value in score.items():
         print(f"{name:10} {value:.3f}")
 
@@ -203,24 +187,15 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
         questions: The questions; their texts are the queries.
         k: Passages per question.
     Returns:
-        `answer@n` for n of 1, 3, 5 and k, up to k; `queries_per_s`, in batches of 64, without the
-        time for scoring; and `questions`.
+        `answer@n` for n of 1, 3, 5 and k, up to k.
     """
     ranks = sorted({n for n in (*_RANKS, k) if n <= k})
     answered = dict.fromkeys(ranks, 0)
-    index.search(["warm"], 1)
-    seconds = 0.0
-    for start in range(0, len(questions), _BATCH):
-        batch = questions[start : start + _BATCH]
-        begin = time.perf_counter()
-        answers = index.search([clean_query(question.text) for question in batch], k)
-        seconds += time.perf_counter() - begin
-        for question, hits in zip(batch, answers, strict=True):
-            texts = (f"{hit.passage.title}\n{hit.passage.text}" for hit in hits)
-            found = (n for n, text in enumerate(texts, 1) if contains_answer(text, question))
-            rank = next(found, k + 1)
-            for n in ranks:
-                answered[n] += rank <= n
-    total = len(questions)
-    scores = {f"answer@{n}": answered[n] / total for n in ranks}
-    return {**scores, "queries_per_s": total / seconds, "questions": total}
+    answers = index.search([clean_query(question.text) for question in questions], k)
+    for question, hits in zip(questions, answers, strict=True):
+        texts = (f"{hit.passage.title}\n{hit.passage.text}" for hit in hits)
+        found = (n for n, text in enumerate(texts, 1) if contains_answer(text, question))
+        rank = next(found, k + 1)
+        for n in ranks:
+            answered[n] += rank <= n
+    return {f"answer@{n}": count / len(questions) for n, count in answered.items()}

@@ -2,7 +2,7 @@
 
     FOLDER/turnrl-index.json   the description (`IndexInfo`)
     FOLDER/tantivy/            one indexed field, title and text together; frequencies, no positions
-    FOLDER.building/           an unfinished build, which the same command resumes
+    FOLDER.building/           an unfinished build
     FOLDER.lock                held while building, so that concurrent workers build once
 
 A build writes to a temporary name and renames the folder at the end. So a folder under its own name
@@ -16,13 +16,13 @@ import datetime
 import importlib.metadata
 import json
 import os
-import re
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -30,30 +30,13 @@ import filelock
 import tantivy
 
 from turnrl import QuestionSource, ToolError
-from turnrl.runs.files import whole_file
 from turnrl.types import Passage
-from turnrl_wiki_search.changes import changed_file, states_of
-from turnrl_wiki_search.index import (
-    FORMAT,
-    Analyzer,
-    Hit,
-    IndexInfo,
-    SearchIndex,
-    info_from,
-    remark,
-)
-from turnrl_wiki_search.sources import Corpus, Mark, files_of
+from turnrl_wiki_search.index import Analyzer, Hit, IndexInfo, SearchIndex, info_from, remark
+from turnrl_wiki_search.sources import Corpus, digests_of, files_of
 
 METADATA = "turnrl-index.json"
-_PROGRESS = "progress.json"
-_COMMIT_EVERY = 250_000
 _ONE_SEGMENT = 50_000
 _HEAP_BYTES = 256_000_000
-
-_UNSPACED = re.compile(  # Thai, Lao, Burmese, Khmer; kana and Chinese characters
-    "[\u0e01-\u0e33\u0e81-\u0eb3\u1000-\u102a\u1780-\u17b3\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
-)
 
 Existing = Literal["refuse", "keep", "replace"]
 
@@ -77,47 +60,32 @@ class EmbeddedIndex(SearchIndex):
                 f"({error}). Build it again: "
                 f"{build_command(str(folder), self._info.source)} --overwrite"
             ) from error
-        self._terms = _Terms(self._info.analyzer or "english")
+        self._analyzer, self._lock = _analyzer(self._info.analyzer or "english"), threading.Lock()
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
-        self._pools: dict[int, ThreadPoolExecutor] = {}
-        """By process id, because a fork inherits its parent's pool, but not the threads."""
 
     def info(self) -> IndexInfo:
         return self._info
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        with self._lock:  # tantivy's analyzer refuses concurrent calls
+            terms = [dict.fromkeys(self._analyzer.analyze(query)) for query in queries]
         if len(queries) == 1:
-            return [self._search(queries[0], k)]
-        pool = self._pools.get(os.getpid())
-        if pool is None:
-            pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search")
-            pool = self._pools.setdefault(os.getpid(), pool)
-        return [*pool.map(lambda query: self._search(query, k), queries)]
+            return [self._search(terms[0], k)]
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search") as pool:
+            return [*pool.map(lambda words: self._search(words, k), terms)]
 
-    def close(self) -> None:
-        if (pool := self._pools.pop(os.getpid(), None)) is not None:
-            pool.shutdown()
-
-    def _search(self, query: str, k: int) -> list[Hit]:
+    def _search(self, terms: Iterable[str], k: int) -> list[Hit]:
         # terms are looked up one by one, never parsed: `title:foo AND (` is at most five words
-        terms = dict.fromkeys(self._terms.analyzer.analyze(query))
-        if not terms:
-            return []
         clauses = [
             (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "body", term, "freq"))
             for term in terms
         ]
+        if not clauses:
+            return []
         # counting would visit matches that cannot reach the top, which is 4 times slower
         result = self._searcher.search(tantivy.Query.boolean_query(clauses), k, count=False)
         return [Hit(_passage(self._searcher.doc(address)), score) for score, address in result.hits]
-
-
-class _Terms(threading.local):
-    """An analyzer per thread: tantivy's refuses concurrent calls."""
-
-    def __init__(self, name: Analyzer) -> None:
-        self.analyzer = _analyzer(name)
 
 
 def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
@@ -135,8 +103,6 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
     except (FileNotFoundError, NotADirectoryError):
         names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
         found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
-        if _beside(path, ".building").is_dir():
-            found = "an unfinished build beside it, which the same command resumes"
         raise ToolError(
             f"no search index in {str(folder)!r} (found: {found}). Build it with '{command}', or "
             "choose another folder."
@@ -156,9 +122,12 @@ def build_command(folder: str, source: str = "SOURCE") -> str:
 def changed_since(folder: str | os.PathLike[str], source: str | QuestionSource) -> str | None:
     """A file of the source that has changed since the index in a folder was built; None if none
     has, or if the index does not know its files."""
-    states = json.loads((Path(folder) / METADATA).read_text(encoding="utf-8")).get("files")
-    files = files_of(source)
-    return changed_file(files, states) if files and states else None
+    built = json.loads((Path(folder) / METADATA).read_text(encoding="utf-8")).get("files")
+    now = digests_of(files_of(source))
+    if not built or not now:
+        return None
+    changed = (name for name in sorted({*built, *now}) if built.get(name) != now.get(name))
+    return next(changed, None)
 
 
 def build(
@@ -166,19 +135,14 @@ def build(
     corpus: Corpus,
     analyzer: Analyzer = "english",
     existing: Existing = "refuse",
-    on_progress: Callable[[int], None] | None = None,
 ) -> IndexInfo:
-    """Build an index in a folder, or resume an interrupted build of the same corpus.
-
-    An interruption loses at most the last 250,000 passages and never duplicates one: tantivy's last
-    commit decides which passages are in, and the corpus resumes at the mark of that commit.
+    """Build an index in a folder. An interrupted build leaves no index, and begins again.
 
     Args:
         folder: The folder to make.
         corpus: The passages.
         analyzer: How text becomes terms.
         existing: What to do with an existing folder.
-        on_progress: Called a few times a second with the number of passages read so far.
     Returns:
         The description of the index.
     Raises:
@@ -193,22 +157,21 @@ def build(
                 f"{str(folder)!r} exists already. Add --overwrite to rebuild it, or choose "
                 "another folder."
             )
-        work = _beside(path, ".building")
-        states = states_of(corpus.source.files)
-        mark = _fill(work, corpus, analyzer, on_progress)
+        work, old = _beside(path, ".building"), _beside(path, ".old")
+        files = digests_of(corpus.files)
+        _fill(work, corpus, analyzer)
         info = IndexInfo(
             backend="embedded",
             index=str(folder),
-            version=f"embedded-{mark.digest}-{analyzer}",
-            source=corpus.source.name,
+            version=f"embedded-{corpus.digest}-{analyzer}",
+            source=corpus.name,
             splitter=str(corpus.splitter),
             analyzer=analyzer,
-            passages=mark.passages,
+            passages=corpus.count,
             built=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        _write_json(work / METADATA, {**asdict(info), "files": states})
-        (work / _PROGRESS).unlink()
-        old = _beside(path, ".old")
+        text = json.dumps({**asdict(info), "files": files}, ensure_ascii=False, indent=1)
+        (work / METADATA).write_text(text, encoding="utf-8")
         shutil.rmtree(old, ignore_errors=True)
         if path.exists():
             path.rename(old)
@@ -217,93 +180,33 @@ def build(
         return info
 
 
-def _fill(
-    work: Path, corpus: Corpus, analyzer: Analyzer, on_progress: Callable[[int], None] | None
-) -> Mark:
-    build_of = {
-        **corpus.identity,
-        "analyzer": analyzer,
-        "format": FORMAT,
-        "tantivy": _tantivy_version(),
-    }
-    resumed = _resume(work, build_of)
-    if resumed is None:
-        shutil.rmtree(work, ignore_errors=True)
-        (work / "tantivy").mkdir(parents=True)
-        resumed = tantivy.Index(_schema(), path=str(work / "tantivy")), Mark()
-    index, mark = resumed
+def _fill(work: Path, corpus: Corpus, analyzer: Analyzer) -> None:
+    """Write the passages of a corpus into a new index.
+
+    Raises:
+        ToolError: If the index lacks some of them afterwards.
+    """
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "tantivy").mkdir(parents=True)
+    index = tantivy.Index(_schema(), path=str(work / "tantivy"))
     index.register_tokenizer("turnrl", _analyzer(analyzer))
-
-    def save(*marks: Mark) -> None:
-        _write_json(work / _PROGRESS, {"build": build_of, "marks": [asdict(m) for m in marks]})
-
-    save(mark)
-    committed = mark
+    passages = corpus.passages()
+    first = [*islice(passages, _ONE_SEGMENT)]
     # one thread keeps a small index in order in one segment, so ties break the same everywhere
-    one_thread = mark.passages < _ONE_SEGMENT
-    writer = index.writer(_HEAP_BYTES, 1 if one_thread else min(os.cpu_count() or 1, 8))
-    unspaced = 0
-    for chunk, mark in corpus.chunks(committed):
-        for passage in chunk:
-            body = f"{passage.title}\n{passage.text}"
-            unspaced += _is_unspaced(body)
-            writer.add_document(tantivy.Document(id=passage.id.encode(), body=body))
-        if on_progress:
-            on_progress(mark.passages)
-        grown = one_thread and mark.passages >= _ONE_SEGMENT
-        if grown or mark.passages - committed.passages >= _COMMIT_EVERY:
-            # both marks are on disk before the commit: wherever a build dies, one of them is right
-            save(committed, mark)
-            writer.commit()
-            committed = mark
-        if grown:
-            writer.wait_merging_threads()
-            one_thread = False
-            writer = index.writer(_HEAP_BYTES, min(os.cpu_count() or 1, 8))
-    save(committed, mark)
+    threads = 1 if len(first) < _ONE_SEGMENT else min(os.cpu_count() or 1, 8)
+    writer = index.writer(_HEAP_BYTES, threads)
+    for passage in chain(first, passages):
+        body = f"{passage.title}\n{passage.text}"
+        writer.add_document(tantivy.Document(id=passage.id.encode(), body=body))
     writer.commit()
     writer.wait_merging_threads()
     index.reload()
     held = index.searcher().num_docs
-    if held != mark.passages:
-        shutil.rmtree(work, ignore_errors=True)
+    if held != corpus.count:
         raise ToolError(
-            f"{mark.passages:,} passages were read from {corpus.source.name!r}, and the new index "
-            f"holds {held:,}. It was deleted; build it again, and check the disk if this happens "
-            "twice."
+            f"{corpus.count:,} passages were read from {corpus.name!r}, and the new index holds "
+            f"{held:,}. Build it again, and check the disk if this happens twice."
         )
-    _tell_of_script(unspaced, mark.passages)
-    return mark
-
-
-def _tell_of_script(unspaced: int, passages: int) -> None:
-    """Print that searches cannot find the words of some passages, if these are not a few."""
-    if 100 * unspaced > passages:
-        remark(
-            f"{unspaced:,} of {passages:,} passages are in a script without spaces between "
-            "words, such as Chinese, Japanese or Thai. A search in this index cannot find their "
-            "words. Put spaces between the words of passages and queries, or use Elasticsearch, "
-            "which searches for Chinese and Japanese by character."
-        )
-
-
-def _is_unspaced(text: str) -> bool:
-    """True if most letters of a text are of scripts that put no spaces between words."""
-    if text.isascii():
-        return False
-    return 2 * len(_UNSPACED.findall(text)) > sum(map(str.isalnum, text))
-
-
-def _resume(work: Path, build_of: dict[str, object]) -> tuple[tantivy.Index, Mark] | None:
-    """The unfinished index and the mark of its last commit, if they belong to the same build."""
-    try:
-        state = json.loads((work / _PROGRESS).read_text(encoding="utf-8"))
-        index = tantivy.Index.open(str(work / "tantivy"))
-        held = index.searcher().num_docs
-        marks = [Mark(**m) for m in state["marks"] if m["passages"] == held]
-        return (index, marks[-1]) if marks and state["build"] == build_of else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _tantivy_version() -> str:
@@ -344,8 +247,3 @@ def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
 def _beside(path: Path, ending: str) -> Path:
     absolute = path.absolute()
     return absolute.with_name(absolute.name + ending)
-
-
-def _write_json(path: Path, data: object) -> None:
-    with whole_file(path) as new:
-        new.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")

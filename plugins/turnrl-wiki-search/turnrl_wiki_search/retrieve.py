@@ -22,14 +22,8 @@ from typing import TYPE_CHECKING
 from turnrl import ToolError
 from turnrl.plugin.errors import is_finite
 from turnrl.plugin.patience import Patience, Unavailable, is_loopback, raise_if_away, short_reason
-from turnrl_wiki_search.credentials import (
-    fill_in,
-    hide_from_logs,
-    read_secret,
-    trusted_certificates,
-)
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
-from turnrl_wiki_search.settings import RETRIES, Retriever, check_url
+from turnrl_wiki_search.settings import RETRIES, Retriever
 from turnrl_wiki_search.sources import passage_of, title_and_text
 
 if TYPE_CHECKING:
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 _BATCH = 512
 """The most queries in a request, as many as Search-R1's own server encodes at a time."""
 _LONGEST_ANSWER_BYTES = 256_000_000
-_LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.http2")
+_KEY = "TURNRL_RETRIEVE_API_KEY"
 _PROBES = ("the capital of France", "the longest river of the world")
 """Sent before a run. A server that takes one query at a time would answer both with one list."""
 
@@ -51,22 +45,19 @@ class RetrieveIndex(SearchIndex):
     Args:
         settings: The server.
     Raises:
-        RecipeError: If the address is malformed, or a secret is missing.
+        ToolError: If the environment has a key that no header can hold.
     """
 
     def __init__(self, settings: Retriever) -> None:
-        self._clients: dict[int, httpx2.Client] = {}
         self._settings, self._url = settings, settings.url
-        check_url("Retriever.url", self._url, "http://localhost:8000/retrieve")
-        self._target, self._secrets = fill_in(self._url)
-        self._key, self._variable = read_secret(settings.api_key, "TURNRL_RETRIEVE_API_KEY")
-        if self._secrets:
-            hide_from_logs(self._secrets, _LOGGERS)
-        https = self._url.startswith("https:")
-        self._certificates = trusted_certificates(
-            settings.ca_certs, "TURNRL_RETRIEVE_CA_CERTS", https
-        )
-        self._lock, self._free = threading.Lock(), threading.Semaphore()
+        self._key = os.environ.get(_KEY) or None
+        if not re.fullmatch(r"[!-~]*", self._key or ""):  # the client's error would show it
+            raise ToolError(
+                f"the API key in {_KEY} for {self._url} has a space or another character that no "
+                "key has. Correct it."
+            )
+        self._certificates = ssl.create_default_context()  # those of SSL_CERT_FILE, if it is set
+        self._free = threading.Semaphore()
         self._quick = Patience(self._url, 0.0, self._away, min(RETRIES, 2))
         self._patience = Patience(self._url, settings.wait_s, self._away, RETRIES, setting="wait_s")
 
@@ -84,13 +75,6 @@ class RetrieveIndex(SearchIndex):
             with self._free:
                 hits += request.ask(partial(self._ask, batch, k))
         return hits
-
-    def close(self) -> None:
-        if (client := self._clients.pop(os.getpid(), None)) is not None:
-            client.close()
-
-    def __del__(self) -> None:
-        self.close()
 
     def _away(self, problem: str) -> ToolError:
         return ToolError(
@@ -110,7 +94,7 @@ class RetrieveIndex(SearchIndex):
 
         body = {"queries": [*queries], "topk": k, "return_scores": True}
         try:
-            with self._client().stream("POST", self._target, json=body) as response:
+            with self._connect() as client, client.stream("POST", self._url, json=body) as response:
                 data = self._read(response)
         except httpx2.TimeoutException:
             raise self._late() from None
@@ -120,25 +104,15 @@ class RetrieveIndex(SearchIndex):
             raise self._refusal(response, data)
         return self._hits(data, len(queries), k)
 
-    def _client(self) -> httpx2.Client:
-        """The client of this process. On its parent's connections, a fork would read answers to the
-        parent's requests."""
+    def _connect(self) -> httpx2.Client:
         import httpx2
 
-        with self._lock:
-            if (client := self._clients.get(os.getpid())) is None:
-                if not re.fullmatch(r"[!-~]*", self._key or ""):  # the client's error would show it
-                    raise ToolError(
-                        f"the API key in ${{{self._variable}}} for {self._url} has a space or "
-                        "another character that no key has. Correct it."
-                    )
-                client = self._clients[os.getpid()] = httpx2.Client(
-                    headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-                    timeout=self._settings.timeout_s,
-                    verify=ssl.create_default_context(cafile=self._certificates),
-                    trust_env=not is_loopback(self._target),
-                )
-            return client
+        return httpx2.Client(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=self._settings.timeout_s,
+            verify=self._certificates,
+            trust_env=not is_loopback(self._url),
+        )
 
     def _read(self, response: httpx2.Response) -> bytes:
         """The body, read within the time limit of a request: every part may come in time although
@@ -159,8 +133,8 @@ class RetrieveIndex(SearchIndex):
         cause = self._line(error)
         if "CERTIFICATE_VERIFY_FAILED" in cause:
             return ToolError(
-                f"the certificate of {self._url} is not trusted ({cause}). Set ca_certs, or "
-                "TURNRL_RETRIEVE_CA_CERTS, to the file with the certificate that signed it."
+                f"the certificate of {self._url} is not trusted ({cause}). Set the "
+                "variable SSL_CERT_FILE to the file with the certificate that signed it."
             )
         return Unavailable(cause)
 
@@ -176,9 +150,8 @@ class RetrieveIndex(SearchIndex):
         raise_if_away(status, reason, response.headers)
         if status in (401, 403):
             return ToolError(
-                f"{self._url} refused a search ({reason}). Set the environment variable "
-                f"{self._variable} to its key, which is sent as 'Authorization: Bearer KEY', or "
-                "name a variable in the address: http://localhost:8000/retrieve?api_key=${MY_KEY}."
+                f"{self._url} refused a search ({reason}). Set the environment variable {_KEY} to "
+                "its key, which is sent as 'Authorization: Bearer KEY'."
             )
         return ToolError(
             f"{self._url} refused a search ({reason}). Correct Retriever.url, up to and including "
@@ -206,7 +179,7 @@ class RetrieveIndex(SearchIndex):
 
     def _line(self, text: object) -> str:
         shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return short_reason(shown, (*self._secrets, self._key))
+        return short_reason(shown, (self._key,))
 
 
 def _hit(item: Mapping[str, object]) -> Hit:

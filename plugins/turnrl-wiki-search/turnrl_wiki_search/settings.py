@@ -1,22 +1,20 @@
-"""Settings of a search index, one class for each backend: plain values, without any secret.
+"""Settings of a search index, one class for each backend: plain values, without any secret. Secrets
+are read from the environment when an index is opened.
 
 `open` makes the index from its settings. Its libraries are imported only then.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, final
-from urllib.parse import parse_qsl, urlsplit
+from typing import TYPE_CHECKING, final
 
 from turnrl import QuestionSource, RecipeError
 from turnrl.plugin.errors import at_least, check_address
-from turnrl_wiki_search.credentials import check_reference, is_secret_name
 
 if TYPE_CHECKING:
     from turnrl_wiki_search.index import SearchIndex
@@ -31,15 +29,10 @@ class IndexSettings(ABC):
     """Settings of a search index: `Embedded`, `Elasticsearch` or `Retriever`.
 
     Attributes:
-        cache_name: The name by which a cache of results knows the index.
         longest_search_s: The longest time that a search may take; None for the tool's own default.
     """
 
     longest_search_s: float | None = None
-
-    @property
-    @abstractmethod
-    def cache_name(self) -> str: ...
 
     @abstractmethod
     def open(self) -> SearchIndex:
@@ -59,10 +52,6 @@ class Embedded(IndexSettings):
 
     folder: str
     build_from: str | QuestionSource | None = None
-
-    @property
-    def cache_name(self) -> str:
-        return self.folder
 
     def open(self) -> SearchIndex:
         from turnrl_wiki_search.embedded import EmbeddedIndex  # loads tantivy
@@ -97,18 +86,14 @@ class _OnServer(IndexSettings):
 class Elasticsearch(_OnServer):
     """An index on an Elasticsearch server, built by turnrl or not, and ranked by BM25.
 
-    Secrets are read from the environment when the index is opened: TURNRL_ES_API_KEY, or
-    TURNRL_ES_PASSWORD with TURNRL_ES_USERNAME. A recipe that names them itself writes `${NAME}`,
-    after an environment variable, because recipes are saved with every run.
+    The environment has what signs in: TURNRL_ES_API_KEY, or TURNRL_ES_PASSWORD with
+    TURNRL_ES_USERNAME (elastic by default), and TURNRL_ES_CA_CERTS, a file with the certificates to
+    trust.
 
     Args:
         name: Name of the index.
         url: Address of the server, or several of one cluster with commas; by default the
             environment's TURNRL_ES_URL, or http://localhost:9200.
-        api_key: `${NAME}` of the API key.
-        username: User for basic authentication; by default TURNRL_ES_USERNAME, or elastic.
-        password: `${NAME}` of the user's password.
-        ca_certs: File with the certificates to trust; by default TURNRL_ES_CA_CERTS.
         fields: The text fields of an index that turnrl did not build: `{text: body, title:
             headline}`. The title may be left out.
         version: A name of your choice for the passages of an index that turnrl did not build. A
@@ -116,31 +101,19 @@ class Elasticsearch(_OnServer):
         timeout_s: Seconds that one request may take.
         wait_s: Seconds that the run waits for an unreachable server before it stops.
     Raises:
-        RecipeError: If a secret is written out, or a value makes no sense.
+        RecipeError: If a value makes no sense, or the address holds a secret.
     """
-
-    references: ClassVar = ("api_key", "password")
 
     name: str
     url: str | None = None
-    api_key: str | None = None
-    username: str | None = None
-    password: str | None = None
-    ca_certs: str | None = None
     fields: dict[str, str] | None = None
     version: str | None = None
     timeout_s: float = 10.0
     wait_s: float = 900.0
 
     def __post_init__(self) -> None:
-        check_reference("Elasticsearch.api_key", self.api_key)
-        check_reference("Elasticsearch.password", self.password)
-        if self.api_key is not None and self.password is not None:
-            raise RecipeError(
-                "Elasticsearch.api_key and password are two ways to sign in. Leave one of them out."
-            )
         for url in (self.url or "").split(",") if self.url is not None else ():
-            check_url("Elasticsearch.url", url)
+            check_address("Elasticsearch.url", url, "http://localhost:9200")
         if self.fields is not None:
             _check_fields(self.fields)
         if self.version is not None and self.fields is None:
@@ -149,13 +122,6 @@ class Elasticsearch(_OnServer):
                 "has one. Leave it out, or set fields to search an index that turnrl did not build."
             )
         self._check()
-
-    @property
-    def cache_name(self) -> str:
-        fields = [f"{part} in {name}" for part, name in sorted((self.fields or {}).items())]
-        return ", ".join(
-            [self.name, *([f"version {self.version}"] if self.version else ()), *fields]
-        )
 
     def open(self) -> SearchIndex:
         from turnrl_wiki_search.elastic import ElasticIndex
@@ -168,40 +134,28 @@ class Elasticsearch(_OnServer):
 class Retriever(_OnServer):
     """The index behind a server with the `/retrieve` of Search-R1, whatever it ranks by.
 
+    If the environment has TURNRL_RETRIEVE_API_KEY, it is sent as a bearer token.
+
     Args:
-        url: The address, up to and including `/retrieve`, such as http://localhost:8000/retrieve. A
-            secret in it is written `${NAME}`, after an environment variable.
-        api_key: `${NAME}` of the key, which is sent as a bearer token; by default
-            TURNRL_RETRIEVE_API_KEY is used, if set.
-        ca_certs: File with the certificates to trust; by default TURNRL_RETRIEVE_CA_CERTS.
+        url: The address, up to and including `/retrieve`, such as http://localhost:8000/retrieve.
         version: A name of your choice for the passages and the way they are searched. A cache needs
             it, and servers of one version share the cached results. Choose another name when either
             changes.
         timeout_s: Seconds that one request may take.
         wait_s: Seconds that the run waits for an unreachable server before it stops.
     Raises:
-        RecipeError: If a secret is written out, or a value makes no sense.
+        RecipeError: If a value makes no sense, or the address holds a secret.
     """
 
-    references: ClassVar = ("url", "api_key")
-
     url: str
-    api_key: str | None = None
-    ca_certs: str | None = None
     version: str | None = None
     timeout_s: float = 60.0
     wait_s: float = 900.0
 
     def __post_init__(self) -> None:
-        check_reference("Retriever.api_key", self.api_key)
+        advice = "A key comes from the environment, as TURNRL_RETRIEVE_API_KEY."
+        check_address("Retriever.url", self.url, "http://localhost:8000/retrieve", advice)
         self._check()
-        # variables of the query may be secrets, which only the connection fills in
-        address, mark, query = self.url.partition("?")
-        object.__setattr__(self, "url", f"{os.path.expandvars(address)}{mark}{query}")
-
-    @property
-    def cache_name(self) -> str:
-        return self.url if self.version is None else f"{self.url}, version {self.version}"
 
     def open(self) -> SearchIndex:
         from turnrl_wiki_search.retrieve import RetrieveIndex
@@ -211,7 +165,7 @@ class Retriever(_OnServer):
 
 def index_at(text: str, build_from: str | QuestionSource | None = None) -> IndexSettings:
     """The settings of an index that a text names: the address of a server's `/retrieve`, or else
-    the folder of an embedded index, in which `~` and environment variables are filled in."""
+    the folder of an embedded index, whose `~` is the home folder."""
     if re.match(r"https?://", text):
         if build_from is not None:
             raise RecipeError(
@@ -219,20 +173,7 @@ def index_at(text: str, build_from: str | QuestionSource | None = None) -> Index
                 "its own. Leave build_from out."
             )
         return Retriever(text)
-    return Embedded(os.path.expandvars(Path(text).expanduser()), build_from)
-
-
-def check_url(name: str, url: str, example: str = "http://localhost:9200") -> None:
-    """Raise if a text is not an address, or holds a password or a key.
-
-    Raises:
-        RecipeError: Naming the setting; a password or a key is not shown.
-    """
-    advice = "Name the environment variable of a password in 'password', as '${NAME}'."
-    check_address(name, url, example, advice, query=True)
-    for parameter, value in parse_qsl(urlsplit(url).query):
-        if is_secret_name(parameter):
-            check_reference(f"{name}?{parameter}", value)
+    return Embedded(str(Path(text).expanduser()), build_from)
 
 
 def _check_fields(fields: object) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import re
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from typing import final
 
 from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult
 from turnrl.plugin.errors import at_least
+from turnrl.types import Passage
 from turnrl_wiki_search.cache import CachedIndex
-from turnrl_wiki_search.index import Hit, SearchIndex, clean_query, remark
-from turnrl_wiki_search.progress import show_progress
+from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, clean_query, remark
 from turnrl_wiki_search.settings import Embedded, IndexSettings, index_at
-from turnrl_wiki_search.sources import Corpus, open_sample, open_source, source_name
+from turnrl_wiki_search.sources import open_corpus, source_name
 
 _BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
@@ -48,7 +48,6 @@ class WikiSearch(Tool):
             passage alone is longer, it is cut at a sentence end. A tool does not know the policy's
             tokenizer, so a token is taken to be 4 characters.
         cache: File that caches search results, so that no query is sent twice. Runs may share it.
-        offline: Use the cache only. This replays a run with its server off.
         name: The name by which the policy calls the search. Two searches in one recipe need two
             names.
         description: The sentence that the prompt shows to the policy; null for a sentence about an
@@ -61,7 +60,6 @@ class WikiSearch(Tool):
         "required": ["query"],
         "additionalProperties": False,
     }
-    references = ("index",)
 
     def __init__(
         self,
@@ -70,7 +68,6 @@ class WikiSearch(Tool):
         top_k: int = 3,
         max_result_tokens: int = 600,
         cache: str | None = None,
-        offline: bool = False,
         name: str = "search",
         description: str | None = None,
     ) -> None:
@@ -90,23 +87,15 @@ class WikiSearch(Tool):
                 f"WikiSearch.name is {name!r}. Take a word of letters, digits, '_' and '-', by "
                 "which the policy calls the search."
             )
-        if not isinstance(self.description, str) or not self.description.strip():
-            raise RecipeError(
-                f"WikiSearch.description is {description!r}. Say in one sentence what the search "
-                "finds, or leave it out."
-            )
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
         at_least(1, "WikiSearch.", self, "top_k", "max_result_tokens", whole=True, optional=False)
-        if offline and cache is None:
-            raise RecipeError(
-                "WikiSearch.offline needs a cache to answer from. Set WikiSearch.cache to its file."
-            )
         if index.longest_search_s is not None:
             self.timeout_s = index.longest_search_s
-        self.cache, self.offline = cache, offline
-        self._open: SearchIndex | None = None
+        self.cache = cache
         self._lock = threading.Lock()
+        self._open: tuple[int, SearchIndex] | None = None
+        """The process that opened the index, and the index."""
 
     def check(self) -> None:
         """Check that the index answers, and build it first if `build_from` is set.
@@ -114,36 +103,23 @@ class WikiSearch(Tool):
         Raises:
             ToolError: Naming the fault and the next step.
         """
-        if isinstance(self.index, Embedded) and not self.offline:
+        if isinstance(self.index, Embedded):
             build_if_missing(self.index)
         self._opened().info()
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[WikiSearch]:
-        """This search without its cache. If a run would first build the index, the rehearsal
-        searches a temporary index of a few passages of the source, or of a made-up passage if the
-        source would have to be downloaded or the search is offline."""
+        """This search without its cache. If a run would first build the index, a made-up passage
+        answers every query."""
         rehearsed = copy.copy(self)
         rehearsed._open, rehearsed._lock, rehearsed.cache = None, threading.Lock(), None
-        index, source = self.index, None
-        if isinstance(index, Embedded):
-            source, index = index.build_from, replace(index, build_from=None)
-            if source is not None and Path(index.folder).exists():
-                source = None
-        if not self.offline and source is None:
-            rehearsed.index = index
-            yield rehearsed
-            return
-        if self.offline:
-            self.check()
-            source = None
-        from turnrl_wiki_search import embedded  # loads tantivy
-
-        with tempfile.TemporaryDirectory() as folder:
-            small = Embedded(str(Path(folder, "index")))
-            embedded.build(small.folder, Corpus(open_sample(source)))
-            rehearsed.index = small
-            yield rehearsed
+        index = self.index
+        if isinstance(index, Embedded) and index.build_from is not None:
+            rehearsed.index = replace(index, build_from=None)
+            if not Path(index.folder).exists():
+                open_corpus(index.build_from)
+                rehearsed._open = os.getpid(), _MadeUp()
+        yield rehearsed
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         """Search for all calls at once; see `Tool.run`."""
@@ -158,15 +134,15 @@ class WikiSearch(Tool):
         ]
 
     def _opened(self) -> SearchIndex:
-        """The index, opened on first use, so that a recipe can be read without it."""
+        """The index, opened on first use, so that a recipe can be read without it. A fork opens its
+        own: on its parent's connections it would read answers to the parent's requests."""
         with self._lock:
-            if self._open is None:
-                self._open = (
-                    self.index.open()
-                    if self.cache is None
-                    else CachedIndex(self.index, self.cache, self.offline)
-                )
-            return self._open
+            if self._open is None or self._open[0] != os.getpid():
+                index = self.index.open()
+                if self.cache is not None:
+                    index = CachedIndex(index, self.cache)
+                self._open = os.getpid(), index
+            return self._open[1]
 
     def _result(self, hits: Sequence[Hit]) -> ToolResult:
         """The passages that fit, in order of score."""
@@ -193,6 +169,17 @@ class WikiSearch(Tool):
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
 
 
+class _MadeUp(SearchIndex):
+    """An index whose only passage answers every query."""
+
+    def info(self) -> IndexInfo:
+        return IndexInfo("made up", "a passage", None)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        passage = Passage("1", "Utrecht", "Utrecht is a city in the Netherlands.")
+        return [[Hit(passage, 1.0)] for _ in queries]
+
+
 def build_if_missing(index: Embedded) -> None:
     """Build an embedded index from its `build_from`, if its folder does not exist.
 
@@ -206,13 +193,7 @@ def build_if_missing(index: Embedded) -> None:
     path, name = Path(index.folder), source_name(index.build_from)
     if not path.exists():
         remark(f"building the search index {index.folder!r} from {name}")
-        corpus = Corpus(open_source(index.build_from))
-        try:
-            with show_progress(corpus.source.fraction) as progress:
-                embedded.build(path, corpus, existing="keep", on_progress=progress)
-        except KeyboardInterrupt:
-            remark(f"the search index {index.folder!r} is unfinished; the next run resumes it")
-            raise
+        embedded.build(path, open_corpus(index.build_from), existing="keep")
     used = embedded.read_info(path).source
     rebuild = f"{embedded.build_command(index.folder, name)} --overwrite"
     if used != name:

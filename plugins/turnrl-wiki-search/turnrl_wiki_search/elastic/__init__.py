@@ -3,7 +3,7 @@ never becomes an answer.
 
 client    the connection, its secrets, and the meaning of the server's errors
 search    searches an index that turnrl built, or one of the user's own
-build     builds an index, or resumes an interrupted build
+build     builds an index
 """
 
 from turnrl_wiki_search.elastic.build import build

@@ -1,12 +1,10 @@
-"""Builds an index on a server, and resumes after faults on either side."""
+"""Builds an index on a server."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from turnrl import ToolError
@@ -16,9 +14,9 @@ from turnrl_wiki_search.elastic.client import RETRIED, Connection
 from turnrl_wiki_search.elastic.search import read_description
 from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, info_from, remark
 from turnrl_wiki_search.settings import RETRIES, Elasticsearch
-from turnrl_wiki_search.sources import Corpus, Mark
+from turnrl_wiki_search.sources import Corpus
 
-_SAVE_EVERY_CHUNKS = 25
+_AT_ONCE = 2000
 _REQUEST_S = 60.0
 _LONG_MERGE = 2_000_000
 _LONGEST_MERGE_S = 24 * 3600.0
@@ -32,98 +30,87 @@ def build(
     corpus: Corpus,
     analyzer: Analyzer = "english",
     overwrite: bool = False,
-    on_progress: Callable[[int], None] | None = None,
 ) -> IndexInfo:
-    """Build an index on a server, or resume an interrupted build of the same corpus.
-
-    Passages are stored under their own ids, so a passage that is sent twice is stored once. The
-    index's mapping holds the place reached, and a build resumes there.
+    """Build an index on a server. Faults of the server that pass are waited out; passages are
+    stored under their own ids, so a passage that is sent twice is stored once. An interrupted build
+    leaves an index that no search uses.
 
     Args:
         settings: The index and its server.
         corpus: The passages.
         analyzer: How text becomes terms.
         overwrite: Delete an index of this name first, if turnrl built it.
-        on_progress: Called with the number of passages indexed so far.
     Returns:
         The description of the index.
     Raises:
         ToolError: If the index exists already, the server stays away, or passages are missing.
     """
     connection = Connection(settings, max(settings.timeout_s, _REQUEST_S))
-    meta = {
-        "backend": "elasticsearch",
-        "source": corpus.source.name,
-        "splitter": str(corpus.splitter),
-        "analyzer": analyzer,
-        "format": FORMAT,
-        "build": dict(corpus.identity),
-    }
     try:
-        return _Builder(connection, settings.name, corpus, meta, on_progress).build(overwrite)
+        return _Builder(connection, settings.name).build(corpus, analyzer, overwrite)
     finally:
         connection.close()
 
 
 class _Builder:
-    def __init__(
-        self,
-        connection: Connection,
-        name: str,
-        corpus: Corpus,
-        meta: dict[str, Any],
-        on_progress: Callable[[int], None] | None,
-    ) -> None:
+    def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self._client, self._call = connection, connection.client, connection.call
-        self._name, self._corpus, self._meta = name, corpus, meta
-        self._on_progress = on_progress
+        self._name = name
 
-    def build(self, overwrite: bool) -> IndexInfo:
-        mark = self._load(self._prepare(overwrite))
+    def build(self, corpus: Corpus, analyzer: Analyzer, overwrite: bool) -> IndexInfo:
+        meta: dict[str, Any] = {
+            "backend": "elasticsearch",
+            "source": corpus.name,
+            "splitter": str(corpus.splitter),
+            "analyzer": analyzer,
+            "format": FORMAT,
+        }
+        passages = corpus.passages()
+        chunk = [*islice(passages, _AT_ONCE)]  # a source that is broken leaves no index behind
+        self._create(meta, overwrite)
+        while chunk:
+            self._call(lambda sent=chunk: self._send(sent), RETRIES)  # type: ignore[misc]
+            chunk = [*islice(passages, _AT_ONCE)]
         self._call(lambda: self._client.indices.refresh(index=self._name))
         held = self._call(lambda: self._client.count(index=self._name))["count"]
-        if held != mark.passages:
+        if held != corpus.count:
             raise ToolError(
-                f"{mark.passages:,} passages were read from {self._corpus.source.name!r}, but "
-                f"index {self._name!r} holds {held:,}. Build it again with --overwrite."
+                f"{corpus.count:,} passages were read from {corpus.name!r}, but index "
+                f"{self._name!r} holds {held:,}. Build it again with --overwrite."
             )
-        self._merge(mark)
+        self._merge(corpus.count)
         settings = {"refresh_interval": None, "auto_expand_replicas": "0-1"}
         self._call(lambda: self._client.indices.put_settings(index=self._name, settings=settings))
-        meta = {
-            **self._meta,
-            "version": f"elasticsearch-{mark.digest}-{self._meta['analyzer']}",
-            "passages": mark.passages,
+        meta |= {
+            "version": f"elasticsearch-{corpus.digest}-{analyzer}",
+            "passages": corpus.count,
             "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        self._save(meta)
+        self._call(
+            lambda: self._client.indices.put_mapping(index=self._name, meta={"turnrl": meta})
+        )
         return info_from(meta, self._name, "")
 
-    def _prepare(self, overwrite: bool) -> Mark:
-        """Make the index, or return the mark of an interrupted build."""
+    def _create(self, meta: dict[str, Any], overwrite: bool) -> None:
+        """Make the index. Its description has no number of passages before the build ends."""
         indices = self._client.indices
         if self._call(lambda: indices.exists(index=self._name)):
-            meta = read_description(self._connection, self._name)
-            progress = meta.pop("progress", None)
-            if progress and not overwrite and meta == self._meta:
-                remark(f"resuming index {self._name!r} after passage {progress['passages']:,}")
-                return Mark(**progress)
+            read_description(self._connection, self._name)  # never delete another's index
             if not overwrite:
-                exists = "holds another, unfinished build" if progress else "exists already"
                 raise ToolError(
-                    f"index {self._name!r} at {self._connection.label} {exists}. Add --overwrite "
-                    "to rebuild it, or choose another name."
+                    f"index {self._name!r} at {self._connection.label} exists already. Add "
+                    "--overwrite to rebuild it, or choose another name."
                 )
             self._call(lambda: indices.delete(index=self._name))
         text = {
             "type": "text",
-            "analyzer": self._meta["analyzer"],
+            "analyzer": meta["analyzer"],
             "similarity": "turnrl",
             "index_options": "freqs",
         }
         mappings: dict[str, Any] = {
             "dynamic": "strict",
-            "_meta": {"turnrl": {**self._meta, "progress": asdict(Mark())}},
+            "_meta": {"turnrl": meta},
             "properties": {
                 # one field for both, as in the embedded index: words of titles weigh no more
                 "title": {"type": "text", "index": False, "copy_to": "contents"},
@@ -138,31 +125,8 @@ class _Builder:
             "similarity": {"turnrl": {"type": "BM25", "k1": _K1, "b": _B}},
         }
         self._call(lambda: indices.create(index=self._name, mappings=mappings, settings=settings))
-        return Mark()
 
-    def _load(self, mark: Mark) -> Mark:
-        """Send everything after a mark, one chunk while the next one is read."""
-        self._saved = mark
-        sent: Future[None] | None = None
-        with ThreadPoolExecutor(1) as pool:
-            for chunk, after in self._corpus.chunks(mark):
-                if sent is not None:
-                    self._acknowledge(sent, mark)
-                sent, mark = pool.submit(self._call, partial(self._send, chunk), RETRIES), after
-            if sent is not None:
-                self._acknowledge(sent, mark)
-        return mark
-
-    def _acknowledge(self, sent: Future[None], mark: Mark) -> None:
-        """Wait until a chunk has been sent, and save the place reached now and then."""
-        sent.result()
-        if self._on_progress:
-            self._on_progress(mark.passages)
-        if mark.passages - self._saved.passages >= _SAVE_EVERY_CHUNKS * self._corpus.chunk:
-            self._saved = mark
-            self._save({**self._meta, "progress": asdict(mark)})
-
-    def _send(self, chunk: list[Passage]) -> None:
+    def _send(self, chunk: Sequence[Passage]) -> None:
         from elasticsearch import helpers
 
         actions = (
@@ -181,17 +145,12 @@ class _Builder:
                 f"{self._connection.label} refused passage {reply.get('_id')!r} ({reason})."
             ) from None
 
-    def _save(self, meta: dict[str, object]) -> None:
-        self._call(
-            lambda: self._client.indices.put_mapping(index=self._name, meta={"turnrl": meta})
-        )
-
-    def _merge(self, mark: Mark) -> None:
+    def _merge(self, passages: int) -> None:
         """Merge the finished index into one segment, which saves a quarter of the work per query.
 
         An unmerged index is complete too, so a failure is only printed.
         """
-        if mark.passages > _LONG_MERGE:
+        if passages > _LONG_MERGE:
             remark(f"index {self._name!r} has all passages; the server merges it for some minutes")
         patient = self._client.options(request_timeout=_LONGEST_MERGE_S)
         try:

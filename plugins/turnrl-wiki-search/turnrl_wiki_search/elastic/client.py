@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from turnrl import RecipeError, ToolError
+from turnrl.plugin.errors import check_address
 from turnrl.plugin.patience import Patience, Unavailable, short_reason
-from turnrl_wiki_search.credentials import hide_from_logs, read_secret, trusted_certificates
-from turnrl_wiki_search.settings import Elasticsearch, check_url
-
-if TYPE_CHECKING:
-    import elasticsearch
+from turnrl_wiki_search.settings import Elasticsearch
 
 T = TypeVar("T")
 
@@ -22,14 +19,6 @@ RETRIED = (429, 502, 503, 504)
 """Statuses after which the same request may succeed."""
 _CHECKS = 2
 """Attempts of an administrative request after a first failure."""
-_LOGGERS = (
-    "elastic_transport.node",
-    "elastic_transport.node_pool",
-    "elastic_transport.transport",
-    "elasticsearch",
-    "urllib3.connectionpool",
-    "urllib3.util.retry",
-)
 
 
 class Connection:
@@ -39,64 +28,48 @@ class Connection:
         settings: The index.
         timeout_s: Seconds that one request may take; by default the settings' own.
     Raises:
-        RecipeError: If a variable that holds a secret is not set, or an address is malformed.
+        RecipeError: If an address is malformed, or there is no file with certificates.
     """
 
     def __init__(self, settings: Elasticsearch, timeout_s: float | None = None) -> None:
-        urls = (settings.url or os.environ.get("TURNRL_ES_URL") or "http://localhost:9200").split(
-            ","
-        )
-        for url in urls:
-            check_url("Elasticsearch.url" if settings.url else "TURNRL_ES_URL", url)
-        self.label = ", ".join(urls)
-        self._options: dict[str, Any] = {"hosts": [_with_port(url) for url in urls]}
-        self._secrets: list[str] = []
-        self._credentials = self._sign_in(settings)
-        https = all(url.startswith("https:") for url in urls)
-        if file := trusted_certificates(settings.ca_certs, "TURNRL_ES_CA_CERTS", https):
-            self._options["ca_certs"] = file
-        self._options["request_timeout"] = timeout_s or settings.timeout_s
-        self._clients = {os.getpid(): self._connect()}
-
-    def _sign_in(self, settings: Elasticsearch) -> str:
-        """Add the credentials to the options of the client, and describe them for messages."""
-        key, variable = read_secret(settings.api_key, "TURNRL_ES_API_KEY")
-        if key and settings.password is None:
-            self._options["api_key"] = key
-            self._secrets.append(key)
-            return f"the API key in ${{{variable}}}"
-        password, variable = read_secret(settings.password, "TURNRL_ES_PASSWORD")
-        username = settings.username or os.environ.get("TURNRL_ES_USERNAME") or "elastic"
-        if password:
-            self._options["basic_auth"] = (username, password)
-            encoded = base64.b64encode(f"{username}:{password}".encode()).decode()
-            self._secrets += [password, encoded]
-            return f"user {username!r} with the password in ${{{variable}}}"
-        return "a request without credentials"
-
-    def _connect(self) -> elasticsearch.Elasticsearch:
         import elasticsearch
 
-        hide_from_logs(self._secrets, _LOGGERS)
+        own = os.environ.get("TURNRL_ES_URL")
+        urls = (settings.url or own or "http://localhost:9200").split(",")
+        for url in urls:
+            check_address("TURNRL_ES_URL", url, "http://localhost:9200")
+        self.label = ", ".join(urls)
+        self._secrets: list[str] = []
+        options = self._sign_in()
+        if (file := os.environ.get("TURNRL_ES_CA_CERTS")) and self.label.startswith("https:"):
+            options["ca_certs"] = file
         try:
-            return elasticsearch.Elasticsearch(
-                **self._options, max_retries=0, retry_on_timeout=False
+            self.client = elasticsearch.Elasticsearch(
+                [_with_port(url) for url in urls],
+                request_timeout=timeout_s or settings.timeout_s,
+                max_retries=0,
+                retry_on_timeout=False,
+                **options,
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OSError) as error:
             raise RecipeError(f"{self.label}: {self.clean(error)}") from None
 
-    @property
-    def client(self) -> elasticsearch.Elasticsearch:
-        """The client of this process. On its parent's connections, a fork would read answers to the
-        parent's requests."""
-        if (client := self._clients.get(os.getpid())) is None:
-            client = self._clients.setdefault(os.getpid(), self._connect())
-        return client
+    def _sign_in(self) -> dict[str, Any]:
+        """The options of the client that sign in, of what the environment has."""
+        self._credentials = "a request without credentials"
+        if key := os.environ.get("TURNRL_ES_API_KEY"):
+            self._secrets, self._credentials = [key], "the API key in TURNRL_ES_API_KEY"
+            return {"api_key": key}
+        if password := os.environ.get("TURNRL_ES_PASSWORD"):
+            user = os.environ.get("TURNRL_ES_USERNAME") or "elastic"
+            encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+            self._secrets = [password, encoded]
+            self._credentials = f"user {user!r} with the password in TURNRL_ES_PASSWORD"
+            return {"basic_auth": (user, password)}
+        return {}
 
     def close(self) -> None:
-        """Close the client of this process."""
-        if (client := self._clients.pop(os.getpid(), None)) is not None:
-            client.close()
+        self.client.close()
 
     def clean(self, error: object) -> str:
         """The text of an error in one short line, without secrets."""
@@ -118,8 +91,7 @@ class Connection:
         def away(problem: str) -> ToolError:
             return ToolError(
                 f"the search server {self.label} {problem} Start it, or correct 'url' "
-                "(TURNRL_ES_URL). With 'cache' and 'offline: true' a finished run replays without "
-                "a server."
+                "(TURNRL_ES_URL)."
             )
 
         return Patience(self.label, 0.0, away, retries).ask(attempt)
@@ -150,8 +122,8 @@ class Connection:
             return ToolError(f"{self.label} refused a request (status {status}: {cause}).")
         if isinstance(error, elastic_transport.TlsError) and "CERTIFICATE" in cause.upper():
             return ToolError(
-                f"the certificate of {self.label} is not trusted ({cause}). Set ca_certs, or "
-                "TURNRL_ES_CA_CERTS, to the file with the certificate that signed it."
+                f"the certificate of {self.label} is not trusted ({cause}). Set "
+                "TURNRL_ES_CA_CERTS to the file with the certificate that signed it."
             )
         if isinstance(error, elastic_transport.TransportError):
             return Unavailable(cause)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from turnrl import ToolError
@@ -20,7 +19,7 @@ _BATCH = 64
 _LANES = 2
 """Requests in flight at once: the server works on one while we read the answers to another."""
 _WORDS = 20
-"""Words of a document of the user's own index that a search has to match before a run."""
+"""Words of a document of the user's own index that a search looks for before a run."""
 
 
 class ElasticIndex(SearchIndex):
@@ -56,10 +55,10 @@ class ElasticIndex(SearchIndex):
     def _own_info(self) -> IndexInfo:
         meta = read_description(self._connection, self._name)
         build = build_command(self._name, str(meta.get("source")))
-        if "progress" in meta:
+        if "passages" not in meta:
             raise ToolError(
-                f"index {self._name!r} at {self._connection.label} is unfinished: "
-                f"{meta['progress']['passages']:,} passages so far. Finish it with '{build}'."
+                f"index {self._name!r} at {self._connection.label} is unfinished. Wait for the "
+                f"build, or build it again with '{build} --overwrite'."
             )
         return info_from(meta, self._name, build)
 
@@ -87,28 +86,21 @@ class ElasticIndex(SearchIndex):
                 )
         if count["count"]:
             self._check_texts(fields["text"], where)
-        version = self._settings.version and f"elasticsearch-{_digest(self._settings.cache_name)}"
+        version = self._settings.version
+        version = version and f"elasticsearch-{version}-{self._name}-{sorted(fields.items())}"
         return IndexInfo("elasticsearch", self._name, version, passages=count["count"])
 
     def _check_texts(self, field: str, where: str) -> None:
-        """Raise if a search for the words of a document cannot find or show it."""
-        search = partial(self._connection.client.search, index=self._name, source=False)
+        """Raise if a search cannot show the text of a document, or find it by the text's words."""
 
-        def find(query: Mapping[str, object]) -> list[dict[str, Any]]:
-            wanted = [{"field": field}]
-            found = self._connection.call(partial(search, query=query, fields=wanted))
-            return [hit for hit in found["hits"]["hits"] if hit.get("fields", {}).get(field)]
+        def find(query: Mapping[str, object]) -> list[list[object]]:
+            search = self._connection.client.search
+            wanted = {"fields": [field], "source": False, "query": query}
+            hits = self._connection.call(lambda: search(index=self._name, **wanted))["hits"]["hits"]
+            return [hit["fields"][field] for hit in hits if hit.get("fields", {}).get(field)]
 
-        own = [
-            {
-                "bool": {
-                    "filter": {"ids": {"values": [hit["_id"]]}},
-                    "must": {"match": {field: text}},
-                }
-            }
-            for hit in find(_has(field))
-            if (text := " ".join(" ".join(map(str, hit["fields"][field])).split()[:_WORDS]))
-        ]
+        texts = [" ".join(map(str, values)).split()[:_WORDS] for values in find(_has(field))]
+        own = [{"match": {field: " ".join(words)}} for words in texts]
         if not own or not find({"bool": {"should": own}}):
             raise ToolError(
                 f"searches in {where} find no text in its field {field!r}: no document has it, its "
