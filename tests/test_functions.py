@@ -49,8 +49,7 @@ from turnrl.agent.functions import described
 from turnrl.agent.running import on_loop
 from turnrl.data.fields import Fields
 from turnrl.plugin.errors import PluginError, TrajectoryLost
-from turnrl.rewards.functions import rewards_of
-from turnrl.rewards.scoring import Tally, group_tallies, score_groups
+from turnrl.rewards.scoring import Tally, group_tallies, rewards_of, score_groups
 from turnrl.testing import ScriptedEngine
 from turnrl.types import ToolSession
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from turnrl.agent.function_tools import FunctionTool, shown_call
-from turnrl.agent.running import run_tool
+from turnrl.agent.running import TimesCalls, run_tool, shown_call
 from turnrl.plugin.errors import ToolError, TrajectoryLost, is_finite, is_flag
 from turnrl.types import ToolCall, ToolResult, Toolset
 
@@ -48,7 +47,7 @@ class Batcher:
         call = shown_call(calls[0])
         on = f" on {call}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {call}"
         tool = self.toolset
-        timed = not isinstance(tool, FunctionTool)  # which times each call
+        timed = not isinstance(tool, TimesCalls)
         results = await run_tool(tool, "run", tool.run, calls, on=on, timed=timed)
         listed = isinstance(results, Sequence) and not isinstance(results, str)
         if not listed or len(results) != len(calls) or not all(map(_is_reply, results)):

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from turnrl.agent.functions import described, hint_of, name_of, parameters_of, with_functions
+from turnrl.agent.functions import described, hint_of, name_of, parameters_of
 from turnrl.agent.mistakes import mistake_of
-from turnrl.agent.running import result_of, run_tool
+from turnrl.agent.running import TimesCalls, result_of, run_tool, shown_arguments, shown_call
 from turnrl.plugin.errors import (
     Ended,
     RecipeError,
@@ -24,7 +24,7 @@ from turnrl.plugin.errors import (
     place_of,
 )
 from turnrl.plugin.text import visible
-from turnrl.types import Question, Tool, ToolCall, ToolResult, Toolset
+from turnrl.types import Question, Tool, ToolCall, ToolResult
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _QUESTION = "question"
 
 
 @final
-class FunctionTool(Tool):
+class FunctionTool(Tool, TimesCalls):
     """A typed function as a tool; `rollout.tools` takes the function itself, too. Its docstring is
     the description, its annotations are the JSON Schema, and a parameter `question` gets the
     `turnrl.Question`.
@@ -98,8 +98,8 @@ class FunctionTool(Tool):
         if isinstance(error, TurnRLError):
             raise error
         what = (
-            f"{self} raised {type(error).__name__}: {error} on the arguments {_arguments(call)}"
-            f"{place_of(error)}"
+            f"{self} raised {type(error).__name__}: {error} on the arguments "
+            f"{shown_arguments(call)}{place_of(error)}"
         )
         mistake = mistake_of(error, self._function)
         if mistake is None:
@@ -118,15 +118,6 @@ class FunctionTool(Tool):
             )
             _logger.warning("%s", visible(warning))
         return ToolResult(str(mistake), ok=False, metadata={"raised": type(error).__name__})
-
-
-def shown_call(call: ToolCall) -> str:
-    """A call in short, for messages."""
-    return f"{call.name} with arguments {_arguments(call)}"
-
-
-def _arguments(call: ToolCall) -> str:
-    return json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
 
 
 def as_result(value: object, who: str) -> ToolResult:
@@ -189,13 +180,3 @@ def _takes_question(function: Callable[..., object], function_name: str) -> bool
             "it in, give it another name, such as 'query'."
         )
     return True
-
-
-def toolsets_of(tools: Sequence[Toolset | Callable[..., object]]) -> tuple[Toolset, ...]:
-    """The toolsets of a list that may also contain functions.
-
-    Raises:
-        ArgumentTypeError: If `tools` is not a list of tools and functions.
-        RecipeError: If the policy could not call one of the functions.
-    """
-    return tuple(with_functions(Toolset, "tools", tools, FunctionTool, "Tool or Toolset"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
-from turnrl.plugin.errors import ArgumentTypeError, PolicyMistake, RecipeError, instance_of, kind_of
+from turnrl.plugin.errors import PolicyMistake, RecipeError
 from turnrl.types import ToolSpec
 
 if TYPE_CHECKING:
@@ -120,42 +120,6 @@ def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
             f"the function {name_of(function)} does not say what it takes ({error}). Call it from "
             "a function of your own, and give that one."
         ) from error
-
-
-def with_functions(
-    kind: Any,
-    name: str,
-    values: Sequence[_Part | Callable[..., object]],
-    make: Callable[[Callable[..., object]], _Part],
-    extends: str,
-) -> list[_Part]:
-    """The components of a list that may also contain functions.
-
-    Args:
-        kind: The contract that the components extend.
-        name: The argument that has the list, for messages.
-        values: The list.
-        make: Makes a component of a function.
-        extends: The classes that a user's own class may extend, for messages.
-    Raises:
-        ArgumentTypeError: If `values` is not a list of components and functions.
-        RecipeError: From `make`.
-    """
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise ArgumentTypeError(f"{name} is {kind_of(values)}. Pass a list: {name}=[...].")
-    parts = list[_Part]()
-    for number, value in enumerate(values):
-        where = f"{name}[{number}]"
-        if isinstance(value, kind):
-            parts.append(value)
-        elif callable(value) and not isinstance(value, type):
-            try:
-                parts.append(make(value))
-            except RecipeError as error:
-                raise RecipeError(f"{where}: {error}") from error
-        else:
-            instance_of(kind, where, value, f"{extends}, or a function")
-    return parts
 
 
 def _check_parameter(parameter: inspect.Parameter, function_name: str) -> None:

@@ -22,7 +22,7 @@ from turnrl.agent.agent import SampledAgent
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
 from turnrl.agent.explore import Exploration
-from turnrl.agent.function_tools import toolsets_of
+from turnrl.agent.parts import toolsets_of
 from turnrl.agent.places import ALONE, Places, Shares
 from turnrl.agent.playing import Played
 from turnrl.agent.running import Underway

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import json
 import os
 import queue
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast, final
 
 from turnrl.plugin.errors import Ended, ToolError, TurnRLError, place_of
-from turnrl.types import ToolSession, Toolset
+from turnrl.types import ToolCall, ToolSession, Toolset
 
 T = TypeVar("T")
 
@@ -267,3 +268,17 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The exception to show to a user, from a group in which one failure cancelled the rest."""
     error = group.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+class TimesCalls:
+    """A toolset that holds each of its calls to `timeout_s` by itself."""
+
+
+def shown_call(call: ToolCall) -> str:
+    """A call in short, for messages."""
+    return f"{call.name} with arguments {shown_arguments(call)}"
+
+
+def shown_arguments(call: ToolCall) -> str:
+    """The arguments of a call in short, for messages."""
+    return json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]

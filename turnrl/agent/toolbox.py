@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
 from turnrl.agent.batches import Batcher
-from turnrl.agent.function_tools import toolsets_of
+from turnrl.agent.parts import toolsets_of
 from turnrl.agent.running import on_loop, run_tool, to_its_end
 from turnrl.plugin.errors import (
     RecipeError,

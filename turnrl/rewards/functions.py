@@ -12,7 +12,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, final
 
-from turnrl.agent.functions import name_of, parameters_of, with_functions
+from turnrl.agent.functions import name_of, parameters_of
 from turnrl.agent.running import on_loop
 from turnrl.plugin.errors import (
     DataError,
@@ -236,13 +236,3 @@ def _tool_call(call: ToolCall) -> dict[str, object]:
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:
     return [i for sample in trajectory.samples for i in sample.token_ids[len(sample.prompt_ids) :]]
-
-
-def rewards_of(rewards: Sequence[Reward | Callable[..., object]]) -> list[Reward]:
-    """The rewards of a list that may contain functions.
-
-    Raises:
-        ArgumentTypeError: If it is not a list of rewards and functions.
-        RecipeError: If a function takes something other than an attempt.
-    """
-    return with_functions(Reward, "rewards", rewards, FunctionReward, "TurnReward or OutcomeReward")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from turnrl.agent.parts import with_functions
 from turnrl.plugin.errors import (
     ArgumentTypeError,
     DataError,
@@ -23,7 +24,6 @@ from turnrl.plugin.errors import (
 )
 from turnrl.rewards.answers import CURVES as CURVES
 from turnrl.rewards.answers import can_be_found, exact_match, finds_answer
-from turnrl.rewards.functions import rewards_of
 from turnrl.types import Group, Reward, RewardComponent, SampledPolicy, Trajectory
 
 MOST = 1e9
@@ -225,3 +225,19 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}
     return tallies | {f"reward/{name}": Tally(value, size) for name, value in sums.items()}
+
+
+def rewards_of(rewards: Sequence[Reward | Callable[..., object]]) -> list[Reward]:
+    """The rewards of a list that may contain functions.
+
+    Raises:
+        ArgumentTypeError: If it is not a list of rewards and functions.
+        RecipeError: If a function takes something other than an attempt.
+    """
+    return with_functions(Reward, "rewards", rewards, _make_reward, "TurnReward or OutcomeReward")
+
+
+def _make_reward(function: Callable[..., object]) -> Reward:
+    from turnrl.rewards.functions import FunctionReward
+
+    return FunctionReward(function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from turnrl.rewards.functions import rewards_of
+from turnrl.rewards.scoring import rewards_of
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import (
     GARBLED,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from turnrl.plugin.errors import is_finite
-from turnrl.rewards.functions import FunctionReward, rewards_of
+from turnrl.rewards.functions import FunctionReward
+from turnrl.rewards.scoring import rewards_of
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import example_trajectories
 from turnrl.types.contracts import OutcomeReward, Reward, TurnReward

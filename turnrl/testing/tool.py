@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from turnrl.agent.function_tools import toolsets_of
+from turnrl.agent.parts import toolsets_of
 from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Live, call_tools
 from turnrl.plugin.errors import TurnRLError, is_finite

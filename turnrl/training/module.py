@@ -52,8 +52,7 @@ from turnrl.policy.memory import peak_bytes
 from turnrl.policy.reading import read_trajectories
 from turnrl.policy.settings import Policy
 from turnrl.rewards import scoring
-from turnrl.rewards.functions import rewards_of
-from turnrl.rewards.scoring import Tally
+from turnrl.rewards.scoring import Tally, rewards_of
 from turnrl.training.checkpoints import read_safely
 from turnrl.training.checks import check_settings
 from turnrl.training.collection import Collector
