@@ -21,8 +21,7 @@ from turnrl import DataError, QuestionSource, RecipeError
 from turnrl.data.files import FILE_KINDS, file_kind, read_file, require_file
 from turnrl.data.rows import hub_errors, is_missing, written
 from turnrl.plugin.errors import did_you_mean
-from turnrl.plugin.hooks import installed
-from turnrl.recipe.explain import explain
+from turnrl.plugin.hooks import installed, installed_class
 from turnrl.types import Passage
 from turnrl_wiki_search.splitting import Splitter
 
@@ -153,11 +152,11 @@ def _instance(source: str | QuestionSource) -> str | QuestionSource:
     """The installed source that a text names; the text itself if it names a file or a data set."""
     if isinstance(source, QuestionSource):
         return source
-    classes = _classes()
     if source.lstrip().startswith("{"):
         example = "{class_path: HotpotParagraphs, init_args: {limit: 5000}}"
         return make(source, QuestionSource, example)  # type: ignore[type-abstract]
-    return classes[source]() if source in classes else source
+    named = installed_class("turnrl_datasets", source)
+    return named() if named is not None and issubclass(named, QuestionSource) else source
 
 
 def _classes() -> dict[str, type[QuestionSource]]:
@@ -237,6 +236,8 @@ def make(text: str, kind: type[T], example: str) -> T:
         parts = yaml.safe_load(text)
         checked = parser.parse_object({"value": parts})
     except (yaml.YAMLError, jsonargparse.ArgumentError, TypeError) as error:
+        from turnrl.recipe.explain import explain
+
         fault = parts and explain(parts, kind, "it")
         reason = str(fault or " ".join(str(error).split())).rstrip(".")
         raise RecipeError(f"cannot make {text!r} ({reason}). Write it as {example}.") from error
