@@ -249,25 +249,22 @@ def _is_plain(text: str) -> bool:
 
 
 class Search(Tool):
-    """A search tool that may take its time. A batch of calls ends with its slowest one.
+    """A search tool that may take its time.
 
     Args:
         find: Returns the page for a query.
-        ms: Milliseconds of a call.
-        jitter: Each call takes its own time, from 0 to twice as long.
+        ms: Milliseconds of a batch of calls.
     """
 
     name, description, parameters = TOOL, DESCRIPTION, cast(Any, SCHEMA["parameters"])
 
-    def __init__(self, find: Callable[[str], str], ms: float = 0, jitter: bool = False) -> None:
-        self.find, self.ms, self.jitter = find, ms, jitter
+    def __init__(self, find: Callable[[str], str], ms: float = 0) -> None:
+        self.find, self.ms = find, ms
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        queries = [call.arguments.get("query", "") for call in calls]
-        times = [zlib.crc32(q.encode()) % 1000 / 500 if self.jitter else 1.0 for q in queries]
         if self.ms:
-            await asyncio.sleep(max(times) * self.ms / 1000)
-        return [ToolResult(self.find(query)) for query in queries]
+            await asyncio.sleep(self.ms / 1000)
+        return [ToolResult(self.find(call.arguments.get("query", ""))) for call in calls]
 
 
 class AnswerHash(OutcomeReward):
