@@ -146,7 +146,6 @@ class Model:
     def posts(self, body: dict) -> dict[str, Callable[[], object]]:
         verbs = {
             "/v1/completions": lambda: self.complete(body),
-            "/tokenize": lambda: {"tokens": self._tokens(body)},
             "/sleep?level=1": self.sleep,
             "/wake_up": self.wake,
             "/collective_rpc": lambda: self.reload(body["kwargs"]["weights_path"]),
@@ -155,9 +154,6 @@ class Model:
             verbs["/v1/load_lora_adapter"] = lambda: self.load(body["lora_name"], body["lora_path"])
             verbs["/v1/unload_lora_adapter"] = lambda: self.unload(body["lora_name"])
         return verbs
-
-    def _tokens(self, body: dict) -> list[int]:
-        return self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
 
 
 class SGLangModel(Model):
@@ -222,7 +218,6 @@ class SGLangModel(Model):
     def posts(self, body: dict) -> dict[str, Callable[[], object]]:
         return {
             "/generate": lambda: self.generate(body),
-            "/tokenize": lambda: {"tokens": self._tokens(body)},
             "/load_lora_adapter": lambda: self.load(body["lora_name"], body["lora_path"]),
             "/unload_lora_adapter": lambda: self.unload(body["lora_name"]),
             "/update_weights_from_disk": lambda: self.update(body),

@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from fake_server import FakeServer
 from nursery import python
 from turnrl import Policy, RecipeError, Sampling
 from turnrl.agent.running import on_loop
-from turnrl.engines import Completion, Engine, Session, Surroundings
+from turnrl.engines import Completion, Engine, Session
 from turnrl.plugin.errors import TrajectoryLost
 from turnrl.policy.settings import Lora
 from turnrl.runs import record
@@ -283,27 +282,6 @@ def check_record(attempts: int) -> None:
         for version, sampler, learner in sampled_tokens(row):
             assert version == row["policy_version"]
             assert sampler == pytest.approx(learner, abs=1e-4)
-
-
-def publish_together(rank: int, store: str, url: str, model: str) -> str:
-    """Publish a version, as one of two processes. Returns the name of its weights."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    processes = torch.distributed
-    processes.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
-    torch.manual_seed(len(store))
-    policy = trained_policy(model)
-    engine = VLLM(url=url).build()
-    engine.check(policy, 64, Surroundings(Path(store).parent / "runs", 2))
-    engine.start(policy, 64)
-    if rank == 0:
-        time.sleep(1)  # the other one waits, however long it takes
-    engine.sync(0)
-    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
-    name = engine.weights.kept[-1].name
-    processes.barrier()
-    engine.close()
-    processes.destroy_process_group()
-    return name
 
 
 # ------------------------------------------------------------------------ a server of the run's own

@@ -14,15 +14,6 @@ from turnrl import Policy, RecipeError, Sampling
 from turnrl_slots import Slots
 
 
-def test_batched_greedy_tokens_match_full_forward_passes(tiny_policy):
-    engine = started(tiny_policy)
-    sessions = [engine.open(prompt) for prompt in PROMPTS]
-    completions = run(together(*(s.generate([], GREEDY) for s in sessions)))
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
-        assert list(completion.token_ids) == greedy_reference(tiny_policy, prompt, 12)
-        assert completion.reason == "length"
-
-
 @pytest.mark.parametrize("slots", [1, 3, 64])
 @pytest.mark.parametrize("prefill_tokens", [8, 4096])
 def test_three_turns_over_cached_keys_and_values_match_one_history(
@@ -289,24 +280,6 @@ def test_a_cancelled_turn_leaves_its_session_unusable_and_the_engine_as_it_was(t
     assert list(anew.token_ids) == greedy_reference(tiny_policy, history, 12)
 
 
-def test_a_turn_that_fails_leaves_its_session_unusable_and_the_engine_as_it_was(tiny_policy):
-    policy = Watched(tiny_policy)
-    engine = started(policy)
-    hidden = policy.hidden
-
-    async def scenario():
-        session, other = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
-        policy.hidden = raises
-        with pytest.raises(RuntimeError, match="out of memory"):
-            await session.generate([], GREEDY)
-        policy.hidden = hidden
-        with pytest.raises(RuntimeError, match="none after close"):
-            await session.generate([], GREEDY)
-        return await other.generate([], GREEDY)
-
-    assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[1], 12)
-
-
 def test_a_session_generates_one_turn_at_a_time(tiny_policy):
     engine = started(tiny_policy)
 
@@ -319,23 +292,3 @@ def test_a_session_generates_one_turn_at_a_time(tiny_policy):
     completion, refused = run(scenario())
     assert list(completion.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
     assert "one turn at a time" in str(refused)
-
-
-def test_sessions_end_when_the_weights_change(tiny_policy):
-    engine = started(tiny_policy)
-
-    async def scenario():
-        engine.sync(1)
-        unread, read = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
-        await read.generate([], GREEDY)
-        fork = read.fork()
-        engine.sync(2)
-        for session in (unread, read, fork):
-            with pytest.raises(RuntimeError, match="weights change: open a new one"):
-                await session.generate([1], GREEDY)
-            with pytest.raises(RuntimeError, match="weights change"):
-                session.fork()
-            session.close()
-        return await engine.open(PROMPTS[0]).generate([], GREEDY)
-
-    assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)

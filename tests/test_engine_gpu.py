@@ -395,10 +395,6 @@ def test_a_full_prefill_and_a_full_step_are_tried(tiny_policy, kernel):
     assert trial(tiny_policy, 250, 5, kv_memory=small).read == [(1, 192), (1, 4)]
 
 
-def test_a_full_prefill_is_tried_where_no_kernel_attends(tiny_policy):
-    assert trial(tiny_policy, 250, 5).read == [(1, 250), (1, 5)]
-
-
 @pytest.mark.parametrize(("most", "part"), [(100, "a prefill of that many"), (4, "a step of 5")])
 def test_running_out_of_memory_reports_which_settings_to_lower(tiny_policy, most, part):
     engine = started(tiny_policy)

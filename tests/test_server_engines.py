@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import json
 import shutil
 import tempfile
 import threading
@@ -205,31 +204,15 @@ def test_a_server_gets_the_key_of_the_environment_and_no_message_shows_it(
 ):
     policy = Policy(str(tiny_model), lora=Lora(r=16)).build()  # as many as a stand-in takes
     engine = kind.engine(url=start_server("--api-key", "a-secret-of-mine").url).build()
-    step = f"Put its key into the environment variable {kind.key_env}."
     monkeypatch.delenv(kind.key_env, raising=False)
-    message = refusal(engine, policy)
-    assert "wants a key (status 401: Unauthorized)" in message
-    assert message.endswith(step)
+    assert "wants another key (status 401: Unauthorized)" in refusal(engine, policy)
     monkeypatch.setenv(kind.key_env, "a-wrong-key")
     message = refusal(engine, policy)
-    assert "refuses the key" in message
-    assert message.endswith(step)
+    assert f"api_key_env names ({kind.key_env})" in message
     assert "a-wrong-key" not in message
     monkeypatch.setenv(kind.key_env, "a-secret-of-mine")
     engine.check(policy, 64)
     assert policy.network is None
-
-
-@both_kinds
-def test_another_tokenizer_is_refused(kind, start_server, tiny_model, tmp_path):
-    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
-    file = other / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["model"]["merges"] = []
-    file.write_text(json.dumps(content))
-    engine = kind.engine(url=start_server(model=other).url).build()
-    message = refusal(engine, Policy(str(tiny_model), lora=Lora()).build())
-    assert "whose tokenizer reads a text as other tokens" in message
 
 
 @pytest.mark.parametrize(
@@ -244,7 +227,7 @@ def test_a_server_that_returns_raw_log_probabilities_is_refused(
     start_server, start_engine, tiny_model, step
 ):
     engine = start_engine(trained_policy(tiny_model), start_server("--raw-logprobs"))
-    with pytest.raises(EngineError, match=f"before the temperature is applied. Start it {step}"):
+    with pytest.raises(EngineError, match=f"max_logprob_gap is 0.15.* {step}"):
         engine.sync(0)
 
 
@@ -257,7 +240,7 @@ def test_another_base_is_refused_by_its_log_probabilities(
     perturb(base, 1.0)
     base.network.save_pretrained(other)
     engine = start_engine(trained_policy(tiny_model), start_server(model=other))
-    message = f"{kind.software} at http.* differ from the learner's by .*It has other weights"
+    message = f"{kind.software} at http.* differ from the learner's by .*another base"
     with pytest.raises(EngineError, match=message):
         engine.sync(0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -69,11 +68,10 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_processes_that_learn_together_sample_ahead(start_server, write_recipe, nursery, strategy):
+def test_processes_that_learn_together_sample_ahead(start_server, write_recipe, nursery):
     servers = [start_server(*WINDOW, "--max-loras", "4") for _ in range(2)]
     write_recipe(url=[server.url for server in servers], keeps=2)
-    ran = fit_in_two(nursery, strategy, "--model.max_staleness=1", "--trainer.max_epochs=4")
+    ran = fit_in_two(nursery, "fsdp2", "--model.max_staleness=1", "--trainer.max_epochs=4")
     assert ran.returncode == 0, ran.stderr
     trained = trained_rows()
     assert len(trained) == 4 * 8
@@ -86,10 +84,7 @@ def test_processes_that_learn_together_sample_ahead(start_server, write_recipe, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_if_the_first_process_fails_the_others_end(
-    start_server, write_recipe, tmp_path, nursery, strategy
-):
+def test_if_the_first_process_fails_the_others_end(start_server, write_recipe, tmp_path, nursery):
     # the first one fails while the others wait for the versions that it gives to the servers
     write_recipe(url=start_server(*WINDOW).url, max_logprob_gap=0)
 
@@ -97,13 +92,14 @@ def test_if_the_first_process_fails_the_others_end(
         return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
 
     before = here()
-    ran = fit_in_two(nursery, strategy)
+    ran = fit_in_two(nursery, "ddp")
     assert ran.returncode == 1
     assert "and model.engine.max_logprob_gap is 0." in ran.stderr
     assert "stopped by" not in ran.stderr
     assert here() == before
 
 
+@pytest.mark.slow
 def test_processes_that_share_one_policy_train_all_of_its_weights(
     start_server, write_recipe, nursery
 ):
@@ -132,32 +128,6 @@ def test_each_start_of_each_run_has_a_folder_of_its_own(tmp_path):
         WeightsFolder(str(tmp_path / "file"), Surroundings()).make()
 
 
-@pytest.mark.slow
-def test_runs_of_the_same_folder_and_port_share_no_name(start_server, tiny_model, tmp_path):
-    """The second one would sample with the adapter of the first, which has its name already."""
-    url, names = start_server().url, []
-    script = (
-        "import serving, sys; rank, *rest = sys.argv[1:]\n"
-        "print(serving.publish_together(int(rank), *rest))"
-    )
-    for run in range(2):
-        arguments = [str(tmp_path / ("store" + "x" * run)), url, str(tiny_model)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", script, str(rank), *arguments],
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        both = [process.communicate(timeout=120)[0].split()[-1] for process in processes]
-        assert both[0] == both[1]
-        names.append(both[0])
-    assert names[0] != names[1]
-    assert not [*(tmp_path / "runs").iterdir()]
-
-
 # ------------------------------------------------------------------ settings that they cannot share
 
 
@@ -171,23 +141,11 @@ def test_the_doctor_refuses_an_engine_that_processes_cannot_share(write_recipe, 
     assert re.search(refused, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
-def test_the_doctor_passes_a_server_that_processes_can_share(
-    start_server, write_recipe, capsys, strategy, whole
-):
-    write_recipe(whole, url=start_server(*WINDOW).url)
-    main(["doctor", "recipe.yaml", "--trainer.devices=2", f"--trainer.strategy={strategy}"])
+def test_the_doctor_passes_a_server_that_processes_can_share(start_server, write_recipe, capsys):
+    write_recipe(whole=True, url=start_server(*WINDOW).url)
+    main(["doctor", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=fsdp2"])
     shown = capsys.readouterr().out
     assert re.search(r"(?m)^pass  sampler +vLLM 0\.0\.0, 1 server$", shown), shown
-
-
-def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(write_recipe, capsys):
-    write_recipe(url="http://127.0.0.1:9")
-    words = ["doctor", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
-    assert main([*words, "--model.policy.quantization=nf4"]) == 2
-    assert "are quantised (nf4), which do not come apart" in capsys.readouterr().out
-    assert main([*words, "--model.engine=Slots"]) == 2
-    assert "Slots samples with the policy's own weights" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -125,39 +124,6 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
     run.wait()
     run.stdout.close()
     assert psutil.wait_procs(left, timeout=30)[1] == []
-
-
-@pytest.mark.slow
-def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model, tmp_path):
-    """It has the other end of the keeper's input too."""
-    (tmp_path / "run.py").write_text(
-        "import os, sys, time\n"
-        "from serving import trained_policy\n"
-        "from turnrl_vllm.settings import VLLM\n"
-        "policy = trained_policy(sys.argv[1])\n"
-        "engine = VLLM(python=sys.argv[2]).build()\n"
-        "engine.start(policy, 64)\n"
-        "if child := os.fork():\n"
-        "    print(engine.supply.url, child, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    run = subprocess.Popen(
-        [sys.executable, "run.py", str(tiny_model), str(interpreter)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    url, child = run.stdout.readline().split()
-    server = listening(url)
-    run.kill()
-    run.wait()
-    run.stdout.close()
-    try:
-        assert psutil.wait_procs([server], timeout=30)[1] == []
-        assert psutil.pid_exists(int(child))
-    finally:
-        os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(

@@ -46,11 +46,6 @@ class Connection:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
 
-    @property
-    def has_key(self) -> bool:
-        """True if a key is sent with every request."""
-        return bool(self._key)
-
     async def ask(
         self,
         method: str,

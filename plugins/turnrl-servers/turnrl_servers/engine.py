@@ -114,19 +114,19 @@ class ServerEngine(Engine):
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
-        """See `Engine.check`. It refuses servers that are away, are of another kind, have another
-        tokenizer or a shorter window; and settings that several processes cannot share."""
+        """See `Engine.check`. It refuses servers that are away, are of another kind or have a
+        shorter window, and settings that several processes cannot share."""
         self._where = where
         if where.processes > 1:
             check_together(policy, where, self.supply.starts_servers, self.settings.folder)
         if servers := self.supply.ready(policy):
-            self._in_force = {"sampler": self._examine(servers, policy, max_tokens)}
+            self._in_force = {"sampler": self._examine(servers, max_tokens)}
         self._folder = WeightsFolder(self.settings.folder, where)
 
-    def _examine(self, servers: Sequence[Server], policy: SampledPolicy, max_tokens: int) -> str:
+    def _examine(self, servers: Sequence[Server], max_tokens: int) -> str:
         """Examine servers. Returns their versions and their number, for `in_force`."""
         base, variable = self.supply.base, self.settings.api_key_env
-        versions = {on_loop(examine(s, policy, max_tokens, base, variable)) for s in servers}
+        versions = {on_loop(examine(server, max_tokens, base, variable)) for server in servers}
         number = counted(len(servers), "server")
         return f"{self.kind.software} {', '.join(sorted(versions))}, {number}"
 
@@ -149,7 +149,7 @@ class ServerEngine(Engine):
     def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
         settings, adapter = self.settings, has_adapter(policy)
         servers = self.supply.start(policy, max_tokens, home, self._where.folder)
-        sampler = self._examine(servers, policy, max_tokens)
+        sampler = self._examine(servers, max_tokens)
         self.pool = Pool(servers, settings.patience_s, self.supply.check_alive)
         kind = Adapters if adapter else WholeModel
         gap = settings.max_logprob_gap

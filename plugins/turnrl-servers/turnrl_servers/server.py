@@ -68,7 +68,7 @@ class Server(ABC):
         adapters_path: What the paths of requests to load and drop adapters begin with.
         length_option: The option that sets its context length.
         spare_tokens: Tokens of its context that it cannot give to a session.
-        logprobs_hint: How to start it so that its log-probabilities heed the temperature.
+        logprobs_hint: The option with which its log-probabilities heed the temperature.
         weights_hint: How to start it so that it takes weights while it runs.
         refusals: See `Connection`.
     """
@@ -107,11 +107,6 @@ class Server(ABC):
     async def describe(self) -> Served:
         """Ask it for its version and its bases. LookupError and TypeError mean that it is no server
         of this kind."""
-
-    @abstractmethod
-    async def tokenize(self, text: str) -> list[int]:
-        """The tokens that it reads in a text, without special tokens at its ends. LookupError and
-        TypeError mean that it does not tokenize."""
 
     # ----------------------------------------------------------------------- turns
 

@@ -16,24 +16,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TEXT = "Which river flows through the capital of France? Answer in one word: "
-"""A text that learner and server both read, to compare their tokenizers and models."""
+"""A text that learner and server both read, to compare their weights."""
 _TRIAL_TOKENS = 16
 _TEMPERATURE = 0.6
 """Temperature of the trial. At 1, log-probabilities that ignore the temperature would pass."""
 
 
 async def examine(
-    server: Server,
-    policy: SampledPolicy,
-    max_tokens: int,
-    base: str | None,
-    variable: str | None = None,
+    server: Server, max_tokens: int, base: str | None, variable: str | None = None
 ) -> str:
-    """Check that a server can sample a policy, as far as possible without the policy's weights.
+    """Check that a server can sample, as far as possible without the policy's weights.
 
     Args:
         server: The server, whose `base` this sets.
-        policy: The policy, of which the tokenizer and the configuration are loaded.
         max_tokens: The most tokens of a session.
         base: The name under which it serves the base; None if it serves one model.
         variable: The environment variable with its key; None if none is given.
@@ -58,7 +53,6 @@ async def examine(
                 f"{window} tokens. Start it with {server.length_option} "
                 f"{max_tokens + server.spare_tokens}, or lower model.rollout.max_tokens."
             )
-        await _compare_tokenizers(server, policy)
         return served.version
     except Unavailable as fault:
         raise RecipeError(
@@ -74,30 +68,14 @@ async def _describe(server: Server, variable: str | None) -> Served:
         return await server.describe()
     except (Refused, LookupError, TypeError) as error:
         if isinstance(error, Refused) and error.status in (401, 403):
-            refusal = "refuses the key" if server.connection.has_key else "wants a key"
-            where = variable or "one, and set model.engine.api_key_env to its name"
             raise RecipeError(
-                f"{server.name} {refusal} ({error}). Put its key into the environment variable "
-                f"{where}."
+                f"{server.name} wants another key ({error}). Put its key into the environment "
+                f"variable that model.engine.api_key_env names ({variable})."
             ) from error
         raise RecipeError(
             f"the server at {server} is no {server.software}: it does not answer as one does "
             f"({error}). Correct model.engine.url, which has no /v1 at its end."
         ) from error
-
-
-async def _compare_tokenizers(server: Server, policy: SampledPolicy) -> None:
-    own = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
-    try:
-        theirs = await server.tokenize(_TEXT)
-    except (Refused, LookupError, TypeError):
-        return  # a router may not forward this; the log-probabilities show it later
-    if theirs != own:
-        raise RecipeError(
-            f"{server.name} serves {server.base!r}, whose tokenizer reads a text as other tokens "
-            f"than the policy's ({theirs[:6]} and {own[:6]}). Start it with the model that "
-            "model.policy.model names."
-        )
 
 
 @final
@@ -117,14 +95,13 @@ class Reference:
         """A request to a server for one token after each prefix."""
         return server.trial_request(self.prompts, _TEMPERATURE)
 
-    def gap(self, tokens: Sequence[tuple[int, float]], temperature: float = _TEMPERATURE) -> float:
+    def gap(self, tokens: Sequence[tuple[int, float]]) -> float:
         """Mean absolute difference of log-probabilities, in nats.
 
         Args:
             tokens: A server's token after each prefix, and its log-probability.
-            temperature: The temperature at which the learner's are computed.
         """
-        own = (self._logits / temperature).log_softmax(-1)
+        own = (self._logits / _TEMPERATURE).log_softmax(-1)
         gaps = [abs(float(own[n, token]) - theirs) for n, (token, theirs) in enumerate(tokens)]
         return sum(gaps) / len(gaps)
 
@@ -147,23 +124,15 @@ def prove(server: Server, reference: Reference, answer: object, max_gap: float) 
     Returns:
         The mean difference.
     Raises:
-        EngineError: If it is larger, with the likeliest cause.
+        EngineError: If it is larger, with the likeliest causes.
     """
-    tokens = server.trial_tokens(answer)
-    gap = reference.gap(tokens)
-    if gap <= max_gap:
-        return gap
-    cause = (
-        "It has other weights: another base than model.policy.model, an older adapter, or more "
-        "bits than model.policy.quantization leaves. Start it again with the model that training "
-        "begins from, or raise model.engine.max_logprob_gap."
-    )
-    if reference.gap(tokens, 1.0) < gap / 4:
-        cause = (
-            "Its log-probabilities are computed before the temperature is applied. "
-            f"{server.logprobs_hint}"
+    gap = reference.gap(server.trial_tokens(answer))
+    if gap > max_gap:
+        raise EngineError(
+            f"{server.name} gives tokens log-probabilities that differ from the learner's by "
+            f"{gap:.3f} on average, and model.engine.max_logprob_gap is {max_gap:g}. It has "
+            "another base than model.policy.model, an older adapter, or more bits than "
+            "model.policy.quantization leaves; or its log-probabilities ignore the temperature. "
+            f"Start it with the model that training begins from, and {server.logprobs_hint}."
         )
-    raise EngineError(
-        f"{server.name} gives tokens log-probabilities that differ from the learner's by "
-        f"{gap:.3f} on average, and model.engine.max_logprob_gap is {max_gap:g}. {cause}"
-    )
+    return gap

@@ -29,7 +29,7 @@ class SGLangServer(Server):
     turn_path = "/generate"
     length_option = "--context-length"
     spare_tokens = 6
-    logprobs_hint = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment."
+    logprobs_hint = "without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
     weights_hint = (
         "Start it with --enable-lora, --lora-target-modules all, and a --max-lora-rank of at least "
         "model.policy.lora.r."
@@ -46,11 +46,6 @@ class SGLangServer(Server):
         # it needs some tokens of its window itself, and its cache may be smaller than that
         window = min(windows[0], int(settings["max_req_input_len"]))
         return Served(str(settings["version"]), {"base": window})
-
-    async def tokenize(self, text: str) -> list[int]:
-        """See `Server.tokenize`."""
-        body = {"prompt": text, "add_special_tokens": False}
-        return list((await self.connection.ask("POST", "/tokenize", body))["tokens"])
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`."""

@@ -18,23 +18,11 @@ if TYPE_CHECKING:
 class SGLang(ServerSettings):
     """Samples with SGLang servers, which you start.
 
-    A server must be able to read the folder that this process writes the weights to.
+    `ServerSettings` explains the settings that it shares with other engines.
 
     Args:
-        url: Address of a server, such as http://localhost:30000, or several addresses. They must
-            serve the base that training begins from.
-        api_key_env: Environment variable with the servers' key; no key is sent if this is null or
-            the variable is not set.
-        folder: Where weights are written for the servers. Null is a folder for temporary files of
-            this machine, or the run's folder if several processes learn together.
         keeps: Versions of an adapter that the servers have at a time. Set `--max-loaded-loras` and
             `--max-loras-per-batch` of a server to one more.
-        patience_s: Seconds to wait for a server that is away, before the run stops. Trajectories
-            that it was sampling begin again.
-        timeout_s: Seconds that one turn may take.
-        max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
-            learner's in a trial, in nats. Each server is compared with each version before it
-            samples turns with it.
     Raises:
         RecipeError: If no `url` is given, or an option makes no sense.
     """

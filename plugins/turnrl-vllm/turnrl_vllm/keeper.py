@@ -1,10 +1,10 @@
 """Ends a server with the run that has started it, whatever ends the run.
 
-    python keeper.py FOLDER LOG COMMAND ...
+    python keeper.py RUN FOLDER LOG COMMAND ...
 
-It needs nothing but Python. The run holds the other end of its standard input, which closes with
-the run's process. The keeper then ends the server and all that it started, and removes the folder
-with files for it. If the server ends first, the keeper ends with its exit code.
+It needs nothing but Python, and notices the end of the run, the process RUN, by its own parent. It
+then ends the server and all that it started, and removes the folder with files for it. If the
+server ends first, the keeper ends with its exit code.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _END_S = 15.0
 """Seconds that the server has to end before it is killed."""
 
 
-def main(folder: str, log: str, *command: str) -> int:
+def main(run: str, folder: str, log: str, *command: str) -> int:
     """Keep the server. Returns its exit code, or 0 if the run has ended."""
-    parent = os.getppid()
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()  # Ctrl-C in a terminal is for the run
     asked_to_end: list[int] = []
@@ -40,10 +39,8 @@ def main(folder: str, log: str, *command: str) -> int:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-    # a process that the run forked may still hold the input open, so the run itself is looked at
-    while server.poll() is None and not asked_to_end and os.getppid() == parent:
-        if select.select([0], [], [], 0.5)[0]:
-            break
+    while server.poll() is None and not asked_to_end and os.getppid() == int(run):
+        time.sleep(0.2)
     code = server.poll()
     _end(server)
     if code is None:

@@ -28,7 +28,7 @@ class VLLMServer(Server):
     turn_path = "/v1/completions"
     adapters_path = "/v1"
     length_option = "--max-model-len"
-    logprobs_hint = "Start it with --logprobs-mode processed_logprobs."
+    logprobs_hint = "with --logprobs-mode processed_logprobs"
     weights_hint = (
         "Start it with --enable-lora, a --max-lora-rank of at least model.policy.lora.r, and "
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment; or, to train all weights, with "
@@ -42,11 +42,6 @@ class VLLMServer(Server):
         models = (await self.connection.ask("GET", "/v1/models"))["data"]
         bases = [model for model in models if not model.get("parent")]
         return Served(version, {model["id"]: model.get("max_model_len") for model in bases})
-
-    async def tokenize(self, text: str) -> list[int]:
-        """See `Server.tokenize`."""
-        body = {"model": self.base, "prompt": text, "add_special_tokens": False}
-        return list((await self.connection.ask("POST", "/tokenize", body))["tokens"])
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`."""

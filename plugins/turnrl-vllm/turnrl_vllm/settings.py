@@ -3,7 +3,6 @@ Nothing here loads torch."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
 class VLLM(ServerSettings):
     """Samples with vLLM servers, given or started by the run.
 
-    Give either `url` or `python`. A server must be able to read the folder that this process writes
-    the weights to.
+    Give either `url` or `python`. `ServerSettings` explains the settings that it shares with other
+    engines.
 
     Args:
-        url: Address of a server, such as http://localhost:8000, or several addresses. They must
-            serve the base that training begins from.
         python: Interpreter of an environment with vLLM. The run starts a server with it on this
             machine, and ends it.
         arguments: More arguments of `vllm serve` for that server, such as
@@ -34,20 +31,12 @@ class VLLM(ServerSettings):
         base: The name under which the servers serve the base; null if they serve one model.
         api_key_env: Environment variable with the servers' key; no key is sent if this is null or
             the variable is not set. A server that the run starts gets a key of its own.
-        folder: Where weights are written for the servers. Null is a folder for temporary files of
-            this machine, or the run's folder if several processes learn together.
         keeps: Versions of an adapter that the servers have at a time. Set `--max-loras` of a given
             server to one more.
-        patience_s: Seconds to wait for a server that is away, before the run stops. Trajectories
-            that it was sampling begin again.
-        timeout_s: Seconds that one turn may take.
         start_timeout_s: Seconds that a server may take to start.
         sleeps: Whether a server that the run starts gives back its GPU's memory while the policy
             learns, and keeps its base in the machine's memory. Null: if the policy is on a GPU. A
             run that samples ahead (`max_staleness`) lets it stay awake.
-        max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
-            learner's in a trial, in nats. Each server is compared with each version before it
-            samples turns with it.
     Raises:
         RecipeError: If neither or both of `url` and `python` are given, or an option makes no
             sense.
@@ -74,12 +63,6 @@ class VLLM(ServerSettings):
                 raise RecipeError(
                     f"model.engine.{name} is {value!r}, which goes with model.engine.{other}. "
                     "Leave it out."
-                )
-        for argument in self.arguments:
-            if re.match(r"--\S+\s", argument):
-                raise RecipeError(
-                    f"model.engine.arguments has {argument!r}. Write an option and its value as "
-                    f"two items: {', '.join(map(repr, argument.split(maxsplit=1)))}."
                 )
         at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
         super().__post_init__()

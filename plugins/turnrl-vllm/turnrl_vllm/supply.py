@@ -94,9 +94,9 @@ class StartedByRun(Supply):
         self.url = f"http://127.0.0.1:{port}"
         command = self._command(policy, max_tokens, home, port)
         torch.cuda.empty_cache()  # so that vLLM can take it
+        keep = [sys.executable, keeper.__file__, str(os.getpid()), str(home), str(self._log)]
         self._keeper = subprocess.Popen(
-            [sys.executable, keeper.__file__, str(home), str(self._log), *command],
-            stdin=subprocess.PIPE,
+            [*keep, *command],
             env=self._environment(policy),
         )
         server = VLLMServer(self.url, self.key, self.settings.timeout_s)
@@ -166,10 +166,7 @@ class StartedByRun(Supply):
         ending, self._keeper = self._keeper, None
         if ending is None:
             return
-        # not only by closing the pipe, whose end a forked process of the run may have as well
         ending.terminate()
-        if ending.stdin is not None:
-            ending.stdin.close()
         ending.wait()
         if self._is_temporary:
             self._log.unlink(missing_ok=True)
