@@ -135,7 +135,6 @@ def _attempts(group: Group) -> Group | None:
         state_values=None,
         token_values=(),
         parents=(),
-        extra=(),
     )
 
 
