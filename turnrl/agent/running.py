@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from abc import ABC
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast, final
 
@@ -270,7 +271,7 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-class TimesCalls:
+class TimesCalls(ABC):  # noqa: B024
     """A toolset that holds each of its calls to `timeout_s` by itself."""
 
 

@@ -314,7 +314,7 @@ def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-_CORE = str(Path(__file__).parent)
+_CORE = str(Path(__file__).parents[1])
 
 
 def place_of(error: BaseException) -> str:

@@ -95,8 +95,12 @@ class ElasticIndex(SearchIndex):
 
         def find(query: Mapping[str, object]) -> list[list[object]]:
             search = self._connection.client.search
-            wanted = {"fields": [field], "source": False, "query": query}
-            hits = self._connection.call(lambda: search(index=self._name, **wanted))["hits"]["hits"]
+            found = self._connection.call(
+                lambda: search(
+                    index=self._name, fields=[{"field": field}], source=False, query=query
+                )
+            )
+            hits = found["hits"]["hits"]
             return [hit["fields"][field] for hit in hits if hit.get("fields", {}).get(field)]
 
         texts = [" ".join(map(str, values)).split()[:_WORDS] for values in find(_has(field))]
