@@ -513,7 +513,7 @@ CHAT = [{"role": "user", "content": "Who?"}]
 
 @pytest.mark.parametrize(
     ("prompt", "tools", "as_chat"),
-    [("Who?", [], False), (CHAT, [], True), (json.dumps(CHAT), [], True), ("Who?", [find], True)],
+    [("Who?", [], False), (CHAT, [], True), ("Who?", [find], True)],
 )
 def test_a_batch_reward_gets_texts_where_trl_gives_texts(chat, prompt, tools, as_chat):
     rows = [{"prompt": prompt, "solution": "NL"}]

@@ -580,8 +580,8 @@ def test_a_checkpoint_of_another_policy_is_refused(tiny_model, tmp_path):
     run = trainer(tmp_path / "a", 1, limit_val_batches=0)
     run.fit(make_module(tiny_model, policy={"lora": Lora(r=4)}), data())
     for policy, message in [
-        ({"lora": Lora(r=8)}, r"its lora is \{'r': 4, 'alpha': 32\}, the recipe's \{'r': 8"),
-        ({}, "the recipe's None"),
+        ({"lora": Lora(r=8)}, r"its lora is \{'r': 4, 'alpha': 32\}, and \{'r': 8"),
+        ({}, "and None in this recipe"),
         ({"lora": Lora(r=4, target_modules=["q_proj"])}, "is only in the checkpoint"),
     ]:
         with pytest.raises(CheckpointError, match=message):

@@ -273,7 +273,7 @@ def test_the_doctor_starts_a_server_with_a_small_model(write_recipe, interpreter
     write_recipe(python=str(interpreter))
     assert main(["doctor", "recipe.yaml"]) == 0
     printed = capfd.readouterr()
-    sampling = r"pass  sampling +\d+ turns by VLLM on cpu; sampler: vLLM 0\.0\.0"
+    sampling = r"pass  sampling +\d+ turns by VLLM on cpu"
     assert re.search(sampling, printed.out)
     (log,) = re.findall(r"starting vLLM; its log is (\S+)", printed.err)
     assert not Path(log).exists()

@@ -304,7 +304,8 @@ def refusal_of(
 
 def make(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
-    import_components(invocation.contents)
+    asked = [option.partition("=")[2] for option in invocation.help_options]
+    import_components({**invocation.contents, "help": asked})
     # the user's own classes may lie here, or beside the recipe
     folders = (Path.cwd(), *(Path(file).parent for file in invocation.files))
     import_from(invocation.contents, *folders)

@@ -71,8 +71,8 @@ def check_policy(checkpoint: Mapping[str, Any], policy: LanguageModel, learns: b
         if saved.get(key) != value:
             raise CheckpointError(
                 f"the checkpoint was made with another policy: its {key} is {saved.get(key)!r}, "
-                f"and {value!r} with {policy.settings.model!r}. Use the recipe that it was made "
-                "with: config.yaml in its run's folder."
+                f"and {value!r} in this recipe. Use the recipe that it was made with: config.yaml "
+                "in its run's folder."
             )
     if odd := sorted(names ^ set(policy.trainable_state())):
         where = "the checkpoint" if odd[0] in names else "the recipe"
