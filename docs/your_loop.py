@@ -4,7 +4,7 @@ import torch
 
 import turnrl
 from turnrl.agent.chat import ChatFormat
-from turnrl.policy.reading import read_trajectories
+from turnrl.policy.scoring import score_trajectories
 from turnrl_atlas import Atlas
 from turnrl_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
 from turnrl_segmenters import TwoTurn
@@ -33,7 +33,7 @@ for step in range(40):
     credits = [turnrl.assign_credit(group, turnrl.TurnLevel()) for group in groups]
     advantages = torch.cat([tokens for credit in credits for tokens in credit.tokens])
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    scores = read_trajectories(trajectories, policy.score)
+    scores = score_trajectories(trajectories, policy.score_with_grad)
     # these weights sampled the tokens, so the ratio is 1 and needs no clip
     loss = -(torch.cat([s.logprobs for s in scores]) * advantages).mean()
     loss.backward()

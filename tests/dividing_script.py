@@ -17,7 +17,7 @@ from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from turnrl import Policy
-from turnrl.policy import divided
+from turnrl.policy import sharding
 from turnrl.policy.settings import Lora
 
 
@@ -41,14 +41,14 @@ def main(rank: str, folder: str) -> None:
         held.append(own_bytes() - before)
         fsdp.fully_shard(part, **options)
 
-    divided.fully_shard = watched
+    sharding.fully_shard = watched
     policy.load("cpu", mesh)
     parts = [p.to_local() for p in policy.parameters() if not p.requires_grad]
     account = {
         "most": max(held),
         "parts": sum(part.numel() * part.element_size() for part in parts),
         "dtypes": sorted({str(part.dtype) for part in parts}),
-        "way": policy.in_force["attention while learning"],
+        "way": policy.active_choices["attention while learning"],
     }
     Path(folder, f"told-{rank}.json").write_text(json.dumps(account))
     torch.distributed.destroy_process_group()

@@ -85,8 +85,8 @@ class Likely(OutcomeReward):
     def prepare(self, trajectories, policy):
         rare = [t for t in trajectories if t.question.id in ("n1", "n4", "n7")]
         for trajectory in rare:
-            policy.read(trajectory.token_rows)
-        if policy.divided and Path(policy.settings.model, "adapter_config.json").is_file():
+            policy.score_tokens(trajectory.token_rows)
+        if policy.is_sharded and Path(policy.settings.model, "adapter_config.json").is_file():
             with pytest.raises(RecipeError, match="the other processes would still give"):
                 policy.reference()
 

@@ -166,7 +166,7 @@ def rows_in_loops(query, keys, values, table, used, scale, parts=None):
 @pytest.fixture
 def kernel(monkeypatch):
     """A CPU that counts as a GPU in half precision, with its kernels in plain loops."""
-    monkeypatch.setattr(turnrl_slots.kernel_trial, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.kernel_trial, "supports_ragged", lambda *_: True)
     monkeypatch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
     monkeypatch.setattr(turnrl_slots.triton_pages, "attend_rows", rows_in_loops)
 

@@ -219,7 +219,7 @@ def play(
     limits = {"max_turn_tokens": 40, "max_tokens": 4000, **limits}
     rollout = Rollout(Action(turns, "text", tool_name), [tool], **limits)
     rollout.check(chat)
-    with rollout.live():
+    with rollout.running_tools():
         attempts = rollout.begin(engine, chat, list(questions), size, (0,), probes).result()
     assert not engine.open_sessions
     return attempts

@@ -168,7 +168,7 @@ async def turns(sessions: Sequence[Session]) -> list[Completion]:
 def learner_logprobs(policy: Policy, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
     """The learner's log-probabilities of sampled tokens."""
     rows = [([*prompt, *tokens], [False] * len(prompt) + [True] * len(tokens))]
-    return policy.read(rows, temperature=1.0)[0].logprobs.tolist()
+    return policy.score_tokens(rows, temperature=1.0)[0].logprobs.tolist()
 
 
 def check_turn(
@@ -339,7 +339,7 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
             assert done.version == version
             check_turn(policy, done, within=2e-3)
         assert not is_asleep(engine)
-        engine.rest()
+        engine.release_memory()
         assert is_asleep(engine)
         perturb(policy)
-    assert engine.in_force["memory between collections"] == "given back"
+    assert engine.active_choices["memory between collections"] == "given back"

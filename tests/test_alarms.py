@@ -20,9 +20,9 @@ from pages import blocks, example
 from players.plain_agent import PlainAgent
 from runs import Printed, adamw, column, data, last, make_module, trainer
 from turnrl import OutcomeReward, Question, Rollout, ToolCall, ToolResult, Trajectory, Turn
-from turnrl.runs.alarms import FIGURES, alarms
+from turnrl.runs.alarms import FIGURES, find_alarms
 from turnrl.runs.load import open_runs
-from turnrl.watch.health import warning_if_nothing_learned
+from turnrl.watch.health import find_learning_warning
 from turnrl.watch.metrics import MetricLog
 from worlds import Answered, Echo, Letters
 
@@ -52,7 +52,7 @@ def recorded(name):
 
 
 def began(rows):
-    return {alarm.name: alarm.began for alarm in alarms(rows)}
+    return {alarm.name: alarm.began for alarm in find_alarms(rows)}
 
 
 # ----------------------------------------------------------------------------- recorded runs
@@ -67,7 +67,7 @@ def test_a_run_that_went_wrong_raises_its_alarms_where_they_began(name):
 def test_a_healthy_run_raises_none(name):
     rows = recorded(name)
     assert len(rows) >= 20
-    assert alarms(rows) == []
+    assert find_alarms(rows) == []
 
 
 def test_costs_are_noticed_before_iteration_3_if_calls_cost_more_than_they_find():
@@ -76,7 +76,7 @@ def test_costs_are_noticed_before_iteration_3_if_calls_cost_more_than_they_find(
         for row in csv.DictReader(file):
             known = {k: float(v) for k, v in row.items() if v and k != "run"}
             runs.setdefault((row["run"], int(row["seed"])), []).append(known)
-    raised = {run: [alarm.noticed for alarm in alarms(rows)] for run, rows in runs.items()}
+    raised = {run: [alarm.noticed for alarm in find_alarms(rows)] for run, rows in runs.items()}
     two_hops = [raised.pop(("turn_level", seed)) for seed in range(8)]
     assert sum(noticed in ([1], [2]) for noticed in two_hops) == 7
     # nothing costs, calls find enough, or the estimator does not charge costs to every attempt
@@ -107,29 +107,31 @@ SHORT = {
 def test_tool_use_falls():
     # levels .8 .8 .8 .8 .64 .48 .32: 0.6 x .8 = .48 is reached in iteration 6, but half of the
     # change is .64 then and .56 in iteration 7, and iteration 5 is the first beyond it
-    (alarm,) = alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.32, 0.32, 0.32]))
+    (alarm,) = find_alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.32, 0.32, 0.32]))
     assert (alarm.name, alarm.began, alarm.noticed) == ("tool use", 5, 7)
     assert alarm.text == "tool use fell from iteration 5 on: train/tool_execution 0.80 -> 0.32"
-    assert not alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.5, 0.5, 0.5]))  # above .48
-    assert not alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.0, 0.0, 0.7, 0.0, 0.0, 0.7]))
+    assert not find_alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.5, 0.5, 0.5]))  # above .48
+    assert not find_alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.0, 0.0, 0.7, 0.0, 0.0, 0.7]))
 
 
 def test_a_fall_is_more_than_noise():
     # changes of .2 up and down: .2 / (0.6745 x 1.414) = .21 is a standard deviation. The first
     # level is a single iteration, so 5 x .21 x sqrt(1 + 1/3) = 1.21 would be a fall
     noisy = [0.8, 0.6, 0.8, 0.6, 0.4, 0.2, 0.0, 0.2]
-    assert not alarms(series(tools=noisy))
+    assert not find_alarms(series(tools=noisy))
     # the same fall at once, and quiet after it: the median of the changes is 0
     assert began(series(tools=[0.8, 0.6, 0.8, 0.6, *[0.1] * 6])) == {"tool use": 5}
 
 
 def test_groups_teach_nothing_before_the_questions_are_solved():
     rows = series(groups=[0.1, 0.1, 0.6, 0.6, 0.6], match=[0.2] * 5)
-    (alarm,) = alarms(rows)  # .6 - .2 = .4, and half of that is passed in iteration 3
+    (alarm,) = find_alarms(rows)  # .6 - .2 = .4, and half of that is passed in iteration 3
     assert (alarm.name, alarm.began, alarm.noticed) == ("groups", 3, 5)
     assert "rollout/degenerate_groups 0.60, with train/exact_match 0.20" in alarm.text
-    assert not alarms(series(groups=[0.1, 0.1, 0.6, 0.6, 0.6], match=[0.2, 0.3, 0.4, 0.5, 0.6]))
-    assert not alarms(
+    assert not find_alarms(
+        series(groups=[0.1, 0.1, 0.6, 0.6, 0.6], match=[0.2, 0.3, 0.4, 0.5, 0.6])
+    )
+    assert not find_alarms(
         series(groups=[0.1, 0.1, 1.0, 0.1, 0.1], match=[0.2] * 5)
     )  # a single iteration
 
@@ -144,38 +146,38 @@ def earned(*differences, error=0.04):
 
 
 def test_calls_cost_more_than_they_find_in_the_first_iteration():
-    (alarm,) = alarms(earned(-0.09, 0.1, 0.1))
+    (alarm,) = find_alarms(earned(-0.09, 0.1, 0.1))
     assert (alarm.name, alarm.began, alarm.noticed) == ("costs", 1, 1)
     assert alarm.figures == ("reward/acted", "reward/idle")
     assert alarm.text.startswith(
         "tool calls cost more than they earn, from iteration 1 on: attempts that call earn -0.080 "
         "from turn rewards on average, the others 0.010. The policy may stop calling"
     )
-    assert alarms(earned(-0.07)) == []  # less than two standard errors
-    assert alarms(earned(0.09)) == []
+    assert find_alarms(earned(-0.07)) == []  # less than two standard errors
+    assert find_alarms(earned(0.09)) == []
 
 
 def test_averaging_two_iterations_narrows_the_error_and_later_alarms_need_more():
     # the mean of two has an error of 0.04 / sqrt(2) = 0.0283, and 2.6 of them are needed: 0.0736
-    (alarm,) = alarms(earned(-0.075, -0.075))
+    (alarm,) = find_alarms(earned(-0.075, -0.075))
     assert (alarm.began, alarm.noticed) == (1, 2)
-    assert alarms(earned(-0.072, -0.072)) == []
+    assert find_alarms(earned(-0.072, -0.072)) == []
     # after 8 good ones, three in a row need sqrt(4 + 4 ln 11) = 3.69 errors of 0.0231: 0.0852
-    (alarm,) = alarms(earned(*[0.1] * 8, -0.09, -0.09, -0.09))
+    (alarm,) = find_alarms(earned(*[0.1] * 8, -0.09, -0.09, -0.09))
     assert (alarm.began, alarm.noticed) == (9, 11)
-    assert alarms(earned(*[0.1] * 8, -0.08, -0.08, -0.08)) == []
+    assert find_alarms(earned(*[0.1] * 8, -0.08, -0.08, -0.08)) == []
 
 
 def test_costs_raise_no_alarm_without_a_known_error():
     rows = [{k: v for k, v in row.items() if "error" not in k} for row in earned(*[-0.3] * 9)]
-    assert alarms(rows) == []
+    assert find_alarms(rows) == []
 
 
 def test_exact_match_says_nothing_until_an_answer_was_right():
     never = {"match": [0.0] * 6}
-    assert not alarms(series(groups=[0.1, 0.1, *[0.6] * 4], **never))
+    assert not find_alarms(series(groups=[0.1, 0.1, *[0.6] * 4], **never))
     # and says something from the first one on
-    (alarm,) = alarms(series(groups=[0.1, 0.1, *[0.6] * 4], match=[*[0.0] * 5, 0.1]))
+    (alarm,) = find_alarms(series(groups=[0.1, 0.1, *[0.6] * 4], match=[*[0.0] * 5, 0.1]))
     assert (alarm.name, alarm.began, alarm.noticed) == ("groups", 3, 6)
 
 
@@ -184,17 +186,17 @@ def test_exact_match_says_nothing_until_an_answer_was_right():
 
 def test_rows_may_lack_anything():
     rows = recorded("learning_rate_x30_0")
-    whole = alarms(rows)
+    whole = find_alarms(rows)
     assert len(whole) == 2
     for name in FIGURES:
         left = [{k: v for k, v in row.items() if k != name} for row in rows]
-        assert {alarm.name for alarm in alarms(left)} <= {alarm.name for alarm in whole}
+        assert {alarm.name for alarm in find_alarms(left)} <= {alarm.name for alarm in whole}
         nan = [row | {name: math.nan} for row in rows]
-        assert alarms(nan) == alarms(left)
+        assert find_alarms(nan) == find_alarms(left)
         infinite = [row | {name: math.inf} for row in rows]
-        assert alarms(infinite) == alarms(left)
+        assert find_alarms(infinite) == find_alarms(left)
     for few in ([], [{}], [{"iteration": math.nan}], [{"train/entropy": 0.1}], rows[:2]):
-        assert alarms(few) == []
+        assert find_alarms(few) == []
 
 
 # ---------------------------------------------------------------------------------- in a run
@@ -239,7 +241,7 @@ def test_an_alarm_is_printed_once_and_counted_even_if_the_run_is_resumed(tiny_mo
     assert counts == [0] * noticed + [1] * (12 - noticed)
     # the rules find the same in the file
     (run,) = open_runs([tmp_path / "whole" / "version_0"])
-    (alarm,) = alarms(run.metrics)
+    (alarm,) = find_alarms(run.metrics)
     assert (alarm.noticed, f"alarm: {alarm.text}") == (noticed + 1, line)
 
     def resumed(name, epochs, checkpoint):
@@ -279,8 +281,8 @@ def test_a_figure_that_an_iteration_lacks_is_not_carried_over():
     trainer = SimpleNamespace(callback_metrics={"train/entropy": torch.tensor(0.5)}, **state)
     metrics = MetricLog(SimpleNamespace(trainer=trainer, log=lambda *a, **k: None))
     metrics._log("train/entropy", 0.5)
-    assert metrics.take(validating=False) == {"train/entropy": 0.5}
-    assert metrics.new(validating=False) == {}
+    assert metrics.take_metrics(validating=False) == {"train/entropy": 0.5}
+    assert metrics.unread_metrics(validating=False) == {}
 
 
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
@@ -322,7 +324,7 @@ IDLE = {
 )
 def test_the_likely_cause_and_the_first_thing_to_change_are_named(figures, advice):
     rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
-    warning = warning_if_nothing_learned(1, IDLE | figures, rollout)
+    warning = find_learning_warning(1, IDLE | figures, rollout)
     assert advice in warning
     assert bool(warning) == bool(advice)
 
@@ -334,14 +336,14 @@ def test_the_player_and_its_most_frequent_error_are_named():
     turns.append(Turn("", results=(ToolResult("a page"),)))
     tried = [Trajectory(question, (turn,), "turns") for turn in turns]
     rollout = Rollout(player=PlainAgent(), tools=[Echo()])
-    warning = warning_if_nothing_learned(1, IDLE | {"train/format": 0.0}, rollout, tried)
+    warning = find_learning_warning(1, IDLE | {"train/format": 0.0}, rollout, tried)
     assert "make the instructions of the player PlainAgent plainer" in warning
     assert warning.endswith(
         " 3 of 4 tool calls failed, 2 of them with the error \"no tool 'serch'; there is search\"."
     )
     mostly_fine = tried[2:]  # one of two
-    warning = warning_if_nothing_learned(1, IDLE, rollout, mostly_fine)
-    assert warning == warning_if_nothing_learned(1, IDLE, rollout)
+    warning = find_learning_warning(1, IDLE, rollout, mostly_fine)
+    assert warning == find_learning_warning(1, IDLE, rollout)
 
 
 class Typo(PlainAgent):

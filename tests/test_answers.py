@@ -36,11 +36,11 @@ from turnrl import (
     score_group,
 )
 from turnrl.cli import main
-from turnrl.data.rows import native, written
+from turnrl.data.rows import field_text, to_native
 from turnrl.plugin.errors import PluginError
 from turnrl.plugin.hooks import load_plugins
-from turnrl.rewards.answers import can_be_found, contains_answer, says_nothing, usable_answers
-from turnrl.rewards.scoring import Tally, curves, group_tallies
+from turnrl.rewards.answers import contains_answer, is_empty_answer, is_searchable, usable_answers
+from turnrl.rewards.scoring import Tally, compute_curves, tally_groups
 from turnrl.runs import record
 from turnrl.types import Phrase, answer_rule
 from turnrl_rewards import F1, FirstHit
@@ -248,7 +248,7 @@ def test_a_rule_can_be_a_name_an_object_or_your_own_function():
         rule = answer_rule(named)
         assert exact_match("abc", asking("xyz", rule=rule))
         assert not exact_match("", asking("", rule=rule))
-        assert not can_be_found(asking("xyz", rule=rule))
+        assert not is_searchable(asking("xyz", rule=rule))
 
 
 def test_a_question_can_be_pickled_with_its_rule():
@@ -332,7 +332,7 @@ def test_rewards_and_curves_use_the_same_answer_rule(rule, accepted, right, wron
     for answer in right + wrong:
         answered = attempt(question, answer=answer)
         paid = float(answer in right)
-        assert curves(answered)["exact_match"] == paid
+        assert compute_curves(answered)["exact_match"] == paid
         assert ExactMatch().score(answered) == paid
         if answer in right or rule != Phrase():
             assert F1().score(answered) == paid
@@ -344,11 +344,11 @@ def test_rewards_and_curves_use_the_same_answer_rule(rule, accepted, right, wron
 
 
 def test_an_answer_says_nothing_if_its_rule_leaves_nothing_of_it():
-    assert says_nothing("the", asking("x"))
-    assert says_nothing("...", asking("1", rule=Number()))
-    assert not says_nothing("forty-two", asking("42", rule=Number()))
-    assert not says_nothing("A", asking("A", rule=Choice()))
-    assert says_nothing(None, asking("x"))
+    assert is_empty_answer("the", asking("x"))
+    assert is_empty_answer("...", asking("1", rule=Number()))
+    assert not is_empty_answer("forty-two", asking("42", rule=Number()))
+    assert not is_empty_answer("A", asking("A", rule=Choice()))
+    assert is_empty_answer(None, asking("x"))
     assert not contains_answer("a page\u200b of it", asking("\u200b"))
     assert not exact_match("\u200b", asking("\u200b"))
 
@@ -356,7 +356,7 @@ def test_an_answer_says_nothing_if_its_rule_leaves_nothing_of_it():
 def test_punctuation_is_no_expression():
     pytest.importorskip("math_verify")
     for text in ("...", " ", "\u200b", "$$", "-", "?!"):
-        assert says_nothing(text, asking("5", rule=Math()))
+        assert is_empty_answer(text, asking("5", rule=Math()))
         assert not exact_match(text, asking(text, rule=Math()))
     for text in ("5", "x", "\u2205", "()", "[]", r"\emptyset", "\u221e"):
         assert exact_match(text, asking(text, rule=Math()))
@@ -444,11 +444,11 @@ class Bare(AnswerRule):
     ],
 )
 def test_nothing_is_paid_if_finding_the_answer_proves_nothing(question, text, findable):
-    assert can_be_found(question) == findable
+    assert is_searchable(question) == findable
     searched = attempt(question, search(text))
     assert AnswerRetrieved().score(searched, 0) == (0.5 if findable else 0)
     assert FirstHit().score(searched, 0) == (0.5 if findable else 0)
-    assert curves(searched)["answer_in_results"] == (1.0 if findable else None)
+    assert compute_curves(searched)["answer_in_results"] == (1.0 if findable else None)
     assert answer_in_results(searched.results, question) == findable
     assert not answer_in_results(search(text, ok=False).results, question)
 
@@ -467,7 +467,7 @@ def test_answer_in_results_counts_only_questions_whose_answer_can_be_found():
             [attempt(verdict, search("no")), attempt(verdict, search("no"))], [ExactMatch()]
         ),
     ]
-    tallies = group_tallies(groups, [ExactMatch()])
+    tallies = tally_groups(groups, [ExactMatch()])
     assert tallies["answer_in_results"] == Tally(1, 2)
     assert tallies["findable"] == Tally(2, 4)
 
@@ -496,8 +496,8 @@ def test_a_question_may_have_no_answers():
 
 
 def test_numbers_of_single_precision_are_read_as_they_were_written():
-    assert written(numpy.float32(0.1), "answer", "row 1") == "0.1"
-    assert native(numpy.array([0.1, 2], "float32")) == [0.1, 2.0]
+    assert field_text(numpy.float32(0.1), "answer", "row 1") == "0.1"
+    assert to_native(numpy.array([0.1, 2], "float32")) == [0.1, 2.0]
 
 
 # ------------------------------------------------------------------------------- whole runs

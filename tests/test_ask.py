@@ -301,11 +301,11 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
 def test_a_run_samples_with_other_settings_than_a_question_before_it(tiny_model, tmp_path):
     module = make_module(tiny_model, {"lora": Lora(r=4)})
     module.ask("Number 7?")
-    assert module.engine.in_force["weights while sampling"] == "base and adapter"
+    assert module.engine.active_choices["weights while sampling"] == "base and adapter"
     module.collector.close()
     module.use_engine(Slots(decode_weights="dense"))
     trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
-    assert module.engine.in_force["weights while sampling"] == "base, dense, and adapter"
+    assert module.engine.active_choices["weights while sampling"] == "base, dense, and adapter"
 
 
 def test_samples_have_the_temperature_that_is_asked_for(tiny_model):

@@ -11,9 +11,17 @@ import sys
 import pytest
 
 from turnrl import DataError, Question, Reading, ToolResult
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.rewards.answers import contains_answer
-from turnrl_atlas import STARTER, Atlas, AtlasTwoHop, ask, page, places, query
+from turnrl_atlas import (
+    STARTER,
+    Atlas,
+    AtlasTwoHop,
+    load_places,
+    make_page,
+    make_query,
+    make_question,
+)
 from turnrl_segmenters.two_turn import TwoTurn
 
 
@@ -36,19 +44,19 @@ def test_importing_the_plugin_loads_no_machine_learning():
 
 
 def test_the_plugin_brings_its_data_sets():
-    assert installed("turnrl_datasets")["Atlas"] is Atlas
-    assert installed("turnrl_datasets")["AtlasTwoHop"] is AtlasTwoHop
+    assert load_classes("turnrl_datasets")["Atlas"] is Atlas
+    assert load_classes("turnrl_datasets")["AtlasTwoHop"] is AtlasTwoHop
 
 
 def test_the_world_has_some_24000_cities_and_240_countries():
-    kinds = [place.kind for place in places()]
+    kinds = [place.kind for place in load_places()]
     assert 23_000 < kinds.count("city") < 25_000
     assert 210 < kinds.count("country") < 250
 
 
 def test_names_and_ids_are_unique():
-    assert len({place.name.casefold() for place in places()}) == len(places())
-    assert len({place.id for place in places()}) == len(places())
+    assert len({place.name.casefold() for place in load_places()}) == len(load_places())
+    assert len({place.id for place in load_places()}) == len(load_places())
     ids = [
         question.id
         for split in ("train", "val", "test", "famous")
@@ -64,7 +72,7 @@ def test_questions_come_in_the_same_order_every_time():
 
 
 def test_held_out_places_occur_in_no_training_question_or_answer():
-    held_out = {p.name for p in places() if p.split != "train"}
+    held_out = {p.name for p in load_places() if p.split != "train"}
     asked = {place_of(q) for split in ("val", "test") for q in Atlas().questions(split)}
     assert asked <= held_out
     for question in Atlas().questions("train"):
@@ -87,7 +95,7 @@ def test_four_training_questions_out_of_five_are_about_famous_places_and_no_held
 @pytest.mark.parametrize("source", [Atlas, AtlasTwoHop])
 def test_famous_questions_are_about_famous_places_that_no_training_question_asks_about(source):
     famous = list(source().questions("famous"))
-    known = {place.name for place in places() if place.famous}
+    known = {place.name for place in load_places() if place.famous}
     assert {place_of(q) for q in famous} <= known
     assert not {place_of(q) for q in famous} & {place_of(q) for q in source().questions("train")}
     assert len(famous) == {Atlas: 500, AtlasTwoHop: 184}[source]
@@ -135,10 +143,10 @@ def test_the_good_query_finds_its_page_first():
         hits = searcher.search(index.parse_query(words, ["body"]), 1, count=False).hits
         return searcher.doc(hits[0][1])["id"][0] if hits else None
 
-    known = {place.name: place for place in places()}
+    known = {place.name: place for place in load_places()}
     everything = [q for split in ("train", "val", "test") for q in Atlas().questions(split)]
     sample = random.Random(0).sample(everything, 500)
-    firsts = [top(query(known[place_of(q)], q.metadata["fact"])) for q in sample]
+    firsts = [top(make_query(known[place_of(q)], q.metadata["fact"])) for q in sample]
     hits = sum((id,) == q.metadata["supporting_ids"] for id, q in zip(firsts, sample, strict=True))
     assert hits >= 485
 
@@ -164,7 +172,7 @@ def test_pages_are_short_and_prompts_too(starter):
 
     # only pages that a question leads to
     asked = {place_of(q) for split in ("train", "val") for q in Atlas().questions(split)}
-    pages = [page(place) for place in places() if place.name in asked]
+    pages = [make_page(place) for place in load_places() if place.name in asked]
     lengths = sorted(tokens(f"{passage.title}\n{passage.text}") for passage in pages)
     assert lengths[int(0.95 * len(lengths))] <= 75
     questions = sorted(tokens(q.text) for q in Atlas().questions("val"))
@@ -178,18 +186,20 @@ def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
 
     model, tokenizer = starter
     chat, segmenter = ChatFormat(tokenizer), TwoTurn("Tools: [search(query)]")
-    held_out = [place for place in places() if place.split == "val" and place.kind == "city"][:20]
+    held_out = [place for place in load_places() if place.split == "val" and place.kind == "city"][
+        :20
+    ]
     right = 0
     for place in held_out:
-        opening = segmenter.prompt(ask(place, "time zone", 0), ())
-        call = json.dumps({"name": "search", "args": {"query": query(place, "time zone")}})
+        opening = segmenter.prompt(make_question(place, "time zone", 0), ())
+        call = json.dumps({"name": "search", "args": {"query": make_query(place, "time zone")}})
         written = f"<reasoning>I will look it up.</reasoning><tool>{call}</tool>"
-        passage = page(place)
+        passage = make_page(place)
         result = ToolResult(f"{passage.title}\n{passage.text}")
         ids = [
-            *chat.prompt(opening),
+            *chat.encode_prompt(opening),
             *tokenizer.encode(written, add_special_tokens=False),
-            *chat.observation(segmenter.observe(Reading(), [result]), after=None),
+            *chat.encode_observation(segmenter.observe(Reading(), [result]), after=None),
             *tokenizer.encode(
                 "<reasoning>It gives the time zone.</reasoning>", add_special_tokens=False
             ),

@@ -14,7 +14,7 @@ from turnrl import DataError, Policy, Question, Rollout, ToolCall, exact_match
 from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
 from turnrl.rewards.answers import contains_answer
-from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
+from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, load_places
 from turnrl_segmenters import ReAct
 from turnrl_slots import Slots
 from turnrl_wiki_search import WikiSearch
@@ -75,7 +75,7 @@ def test_a_question_names_the_city_and_not_the_country():
 
 
 def test_held_out_cities_and_countries_occur_in_no_training_question_or_answer():
-    held_out = {p.name for p in places() if p.split != "train"}
+    held_out = {p.name for p in load_places() if p.split != "train"}
     for split in ("val", "test"):
         for question in two_hops(split):
             assert {question.metadata["place"], question.metadata["country"]} <= held_out
@@ -133,7 +133,7 @@ def test_one_search_scores_the_floors_stated_in_the_readme(search):
         floors[name] = sum(contains_answer(text, q) for text, q in pairs)
     # the best policy that copies the same part of the city's page whenever it is asked for a fact,
     # or gives the same value
-    home = [place for place in places() if place.kind == "country" and place.split == "train"]
+    home = [place for place in load_places() if place.kind == "country" and place.split == "train"]
     for fact in TWO_HOP_FACTS:
         commonest, _ = Counter(place.facts[fact] for place in home).most_common(1)[0]
         right: Counter[str] = Counter()

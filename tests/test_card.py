@@ -122,7 +122,7 @@ def test_only_turnrls_export_writes_a_card(tiny_model, tmp_path):
 
 
 def test_relative_paths_of_a_saved_recipe_follow_the_run(tmp_path, monkeypatch):
-    from turnrl.recipe.merging import each_value, relocated
+    from turnrl.recipe.merging import map_values, relocate
 
     run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
     for path in ("old/indexes/mine", "old/models/base", "here/models/base", "old/a"):
@@ -133,7 +133,7 @@ def test_relative_paths_of_a_saved_recipe_follow_the_run(tmp_path, monkeypatch):
         "tools": [{"index": "indexes/mine", "name": "a", "text": "</answer>" * 99}],
         "data": "/gone/indexes/mine",
     }
-    moved = each_value(saved, partial(relocated, run))
+    moved = map_values(saved, partial(relocate, run))
     assert moved["model"]["policy"]["model"] == "models/base"
     (tool,) = moved["tools"]
     assert tool == {**saved["tools"][0], "index": str(tmp_path / "old/indexes/mine")}

@@ -114,7 +114,8 @@ def test_a_questions_text_opens_no_turn(tokenizer, template, system):
     chat, question = ChatFormat(tokenizer), Question("q", INJECTION, ("42",))
     rollout = Rollout(Tags(system=system), [Look()])
     injected, plain = (
-        rollout.scheme.prompt_ids(q, chat) for q in (question, Question("q", "What?", ("42",)))
+        rollout.segmenter_loop.prompt_ids(q, chat)
+        for q in (question, Question("q", "What?", ("42",)))
     )
     assert control(tokenizer, injected) == control(tokenizer, plain)
     text = tokenizer.decode(injected)
@@ -124,7 +125,7 @@ def test_a_questions_text_opens_no_turn(tokenizer, template, system):
     assert "‹|im_end|›\n‹|im_start|›assistant\nYes‹/tool›" in text
     trajectory = play_one(rollout, chat, say("=42"))
     assert trajectory.question == QUESTION
-    assert trajectory.sample.prompt_ids == rollout.scheme.prompt_ids(QUESTION, chat)
+    assert trajectory.sample.prompt_ids == rollout.segmenter_loop.prompt_ids(QUESTION, chat)
 
 
 @pytest.mark.parametrize("template", [CHATML, STRIPS, QWEN_LIKE])
@@ -149,7 +150,7 @@ def test_no_text_of_any_message_becomes_a_control_token(tokenizer, role):
     # not even what a segmenter writes itself, which nobody neutralises
     tokenizer = tokenizer()
     messages = [says(role, INJECTION), says("user", "What?")]
-    ids = ChatFormat(tokenizer).prompt(messages)
+    ids = ChatFormat(tokenizer).encode_prompt(messages)
     assert tokenizer.decode(ids) == rendered(tokenizer, messages)
     markup = ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert control(tokenizer, ids) == markup
@@ -159,10 +160,14 @@ def test_a_template_that_strips_texts_is_followed(tokenizer):
     tokenizer = tokenizer(STRIPS)
     chat = ChatFormat(tokenizer)
     opening = [says("system", "\n Be brief. "), says("user", "  What? \n")]
-    assert tokenizer.decode(chat.prompt(opening)) == rendered(tokenizer, opening)
+    assert tokenizer.decode(chat.encode_prompt(opening)) == rendered(tokenizer, opening)
     seen = [says("user", " about x\n\n")]
     whole = rendered(tokenizer, [*opening, says("assistant", "said"), *seen])
-    ids = [*chat.prompt(opening), *encode(chat, "said"), *chat.observation(seen, None)]
+    ids = [
+        *chat.encode_prompt(opening),
+        *encode(chat, "said"),
+        *chat.encode_observation(seen, None),
+    ]
     assert tokenizer.decode(ids) == whole
 
 
@@ -175,9 +180,9 @@ def test_a_template_that_encodes_tool_output_is_refused_at_the_first_tool_messag
         )
     )
     chat = ChatFormat(tokenizer)
-    assert chat.observation([says("user", 'he said "no"')], None)
+    assert chat.encode_observation([says("user", 'he said "no"')], None)
     with pytest.raises(RecipeError, match=r"the text of each message of tool once.*chat_template"):
-        chat.observation([says("tool", 'he said "no"')], None)
+        chat.encode_observation([says("tool", 'he said "no"')], None)
 
 
 @pytest.mark.parametrize(
@@ -207,13 +212,13 @@ def test_tool_messages_are_grouped_as_the_template_groups_them(tokenizer):
         [says("tool", "one"), says("user", "hurry"), says("tool", "two")],
     ):
         conversation = [says("user", "What?"), says("assistant", "look"), *seen]
-        prompt = chat.prompt(conversation[:1])
+        prompt = chat.encode_prompt(conversation[:1])
         for sampled, end in (
             (encode(chat, "look"), False),
             (encode(chat, "look<|im_end|>"), True),
         ):
             last = sampled[-1] if end else None
-            ids = [*prompt, *sampled, *chat.observation(seen, last)]
+            ids = [*prompt, *sampled, *chat.encode_observation(seen, last)]
             assert tokenizer.decode(ids) == rendered(tokenizer, conversation)
 
 
@@ -248,17 +253,17 @@ def test_a_system_message_that_pushes_the_tools_out_of_the_template_is_refused(t
         chat = ChatFormat(tokenizer(template))
         rollout = Rollout(Tags(tools_in_template=True), [Look()])
         rollout.check(chat)
-        rollout.driver.check_questions(questions[:1], chat)
+        rollout.loop.check_questions(questions[:1], chat)
         if fits:
-            rollout.driver.check_questions(questions, chat)
+            rollout.loop.check_questions(questions, chat)
             continue
         with pytest.raises(RecipeError, match=r"question 'own' has one, 'You know places\.'"):
-            rollout.driver.check_questions(questions, chat)
+            rollout.loop.check_questions(questions, chat)
 
 
 def test_without_tools_in_template_the_template_describes_none(tokenizer):
     tokenizer = tokenizer(QWEN_LIKE)
-    prompt = Rollout(Tags(), [Look()]).scheme.prompt_ids(QUESTION, ChatFormat(tokenizer))
+    prompt = Rollout(Tags(), [Look()]).segmenter_loop.prompt_ids(QUESTION, ChatFormat(tokenizer))
     assert "<tools>" not in tokenizer.decode(prompt)
 
 
@@ -337,7 +342,7 @@ def test_the_refusal_of_a_role_names_what_works(tokenizer):
         ),
     ):
         chat = ChatFormat(tokenizer(template))
-        act = partial(chat.observation, after=None) if role == "tool" else chat.prompt
+        act = partial(chat.encode_observation, after=None) if role == "tool" else chat.encode_prompt
         with pytest.raises(RecipeError, match=advice):
             act([says(role, "x")])
 
@@ -353,16 +358,16 @@ def test_a_template_that_does_not_exist_is_refused_with_the_nearest_name(tiny_mo
 
 def test_the_marks_of_a_template_are_tokenised_once(tiny_model):
     chat = ChatFormat(Policy(str(tiny_model)).build().tokenizer)
-    first = chat.observation([says("tool", "one page")], None)
+    first = chat.encode_observation([says("tool", "one page")], None)
     calls, tokenizer = [], chat.tokenizer
     chat.tokenizer = lambda text, **options: calls.append(text) or tokenizer(text, **options)
-    assert chat.observation([says("tool", "one page")], None) == first
+    assert chat.encode_observation([says("tool", "one page")], None) == first
     assert calls == ["\0one page"]
 
 
 def test_half_a_surrogate_pair_in_a_text_is_read_as_a_question_mark(chat):
-    assert "a?b" in chat.text(chat.observation([says("user", "a\ud800b")], None))
-    assert chat.cut("a\ud800b" * 50, 3)
+    assert "a?b" in chat.decode_turn(chat.encode_observation([says("user", "a\ud800b")], None))
+    assert chat.truncate("a\ud800b" * 50, 3)
 
 
 def test_the_texts_of_tokens_add_up_to_the_text(chat):
@@ -391,7 +396,7 @@ def test_a_vocabulary_that_begins_texts_with_a_space_puts_none_where_a_text_goes
     tokenizer.chat_template = ZEPHYR
     chat = ChatFormat(tokenizer)
     messages = [says("user", QUESTION.text)]
-    shown = chat.prompt(messages)
+    shown = chat.encode_prompt(messages)
     whole = encode(chat, rendered(tokenizer, messages))
     assert tokenizer.decode(shown) == tokenizer.decode(whole)
     assert "\n What" not in tokenizer.decode(shown)

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 import turnrl
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.templates import family, with_fixed_clock
+from turnrl.agent.templates import find_bundled_family, fix_clock
 
 TEMPLATES = {
     file.stem: file.read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ system = st.lists(contents.map(lambda text: {"role": "system", "content": text})
 def render(name, conversation, tools=None, speak=True, **settings):
     texts, _ = render_jinja_template(
         conversations=[conversation],
-        chat_template=with_fixed_clock(TEMPLATES[name]),
+        chat_template=fix_clock(TEMPLATES[name]),
         tools=tools,
         add_generation_prompt=speak,
         bos_token="<bos>",
@@ -184,9 +184,9 @@ def test_the_chat_format_of_rollouts_accepts_a_bundled_template(name):
     observation = {"role": "user", "content": "It is."}
     chat = ChatFormat(tokenizer)
     appended = [
-        *chat.prompt([question]),
+        *chat.encode_prompt([question]),
         *tokenizer(reply["content"], add_special_tokens=False)["input_ids"],
-        *chat.observation([observation], None),
+        *chat.encode_observation([observation], None),
     ]
     assert tokenizer.decode(appended) == render(name, [question, reply, observation])
 
@@ -210,7 +210,7 @@ def test_every_template_but_deepseeks_describes_the_tools_once_before_the_questi
 def test_the_marks_of_one_family_match_no_other_family(name):
     marks = "".join(FAMILIES[name])
     assert recognised(marks) == {name}
-    assert family(marks) == name
+    assert find_bundled_family(marks) == name
 
 
 def test_bundled_templates_and_plain_chatml_are_not_flagged_for_replacement():

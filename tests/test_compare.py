@@ -14,10 +14,10 @@ import trajectories
 from commands import fails
 from turnrl import DataError
 from turnrl.cli import main
-from turnrl.commands.compare import as_text
+from turnrl.commands.compare import to_text
 from turnrl.runs import record
 from turnrl.runs.compare import compare, open_sides
-from turnrl.runs.statistics import difference, over_seeds
+from turnrl.runs.statistics import difference_over_seeds, paired_difference
 from turnrl.watch import recorder as recording
 
 
@@ -40,7 +40,7 @@ def row(number, right, **more):
 def saved(place, rows, file="val-000004-0.parquet", **settings):
     """A run's folder with an evaluation, and settings by dotted keys."""
     folder = Path(place)
-    recording.write(list(rows), folder / "record" / file)
+    recording.write_rows(list(rows), folder / "record" / file)
     config = {"seed_everything": 0, "model.estimator": folder.name.rstrip("0123456789")} | {
         name.replace("__", "."): value for name, value in settings.items()
     }
@@ -66,7 +66,7 @@ def two(**more):
 
 def test_every_figure_is_paired_by_question_with_its_interval():
     (comparison,) = compare(open_sides(two()))
-    assert comparison.figures["exact_match"] == difference(
+    assert comparison.figures["exact_match"] == paired_difference(
         *([float(r) for r in RIGHT[n]] for n in "ab")
     )
     # 4 won and 1 lost: 2 (1 + 5) / 2^5
@@ -125,14 +125,14 @@ def test_several_attempts_at_a_question_are_averaged_first():
     first = [row(n, r, member=m) for n in range(4) for m, r in enumerate((1, 0, 0, 0))]
     second = [row(n, r, member=m) for n in range(4) for m, r in enumerate((1, 1, 0, n % 2))]
     (comparison,) = compare(open_sides([saved("a", first), saved("b", second)]))
-    wanted = difference([0.25] * 4, [0.5, 0.75, 0.5, 0.75])
+    wanted = paired_difference([0.25] * 4, [0.5, 0.75, 0.5, 0.75])
     assert comparison.figures["exact_match"] == wanted
     assert wanted.p is None
     # 0.3 if right, and 0.1 always: of all attempts, and not of the first
     total = comparison.figures["reward/total"]
     assert total.first == pytest.approx(0.25 * 0.3 + 0.1)
     assert total.second == pytest.approx(0.625 * 0.3 + 0.1)
-    lines = list(as_text(comparison, "val"))
+    lines = list(to_text(comparison, "val"))
     place = lines.index("  Number 1?")
     assert " ".join(lines[place + 2].split()) == "A exact_match 0.250"
     assert " ".join(lines[place + 3].split()) == "B exact_match 0.750"
@@ -142,7 +142,7 @@ def test_no_text_of_a_run_can_control_the_terminal():
     hostile = "\x1b[2J\u202eNumber\n\r\x07?" + "x" * 200
     rows = [[row(1, r, question=hostile, answer=hostile, answers=[hostile])] for r in (0, 1)]
     (comparison,) = compare(open_sides([saved(n, r) for n, r in zip("ab", rows, strict=True)]))
-    lines = list(as_text(comparison, "val"))
+    lines = list(to_text(comparison, "val"))
     assert all(
         line.isprintable() and len(line) <= 80 for part in lines for line in part.split("\n")
     )
@@ -221,7 +221,9 @@ SEEDS = {
 def test_runs_that_differ_only_by_seed_form_one_side_with_an_interval_over_seeds(capsys):
     places = [*seeds("a", SEEDS["a"]), *seeds("b", SEEDS["b"])]
     (comparison,) = compare(open_sides(places))
-    assert comparison.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+    assert comparison.figures["exact_match"] == difference_over_seeds(
+        [0.4, 0.2, 0.6], [0.8, 0.4, 1.0]
+    )
     # question 0 is right in 2 and 3 of the seeds; 4 in all
     assert (comparison.won, comparison.lost) == (["q0", "q1", "q2", "q3"], [])
     assert main(["compare", *places]) == 0
@@ -242,7 +244,9 @@ def test_evaluations_of_the_checkpoints_of_several_seeds_are_compared_over_seeds
             rows = [row(i, r) for i, r in enumerate(right)]
             places.append(saved(f"{name}{n}", rows, **settings))
     (comparison,) = compare(open_sides(places))
-    assert comparison.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+    assert comparison.figures["exact_match"] == difference_over_seeds(
+        [0.4, 0.2, 0.6], [0.8, 0.4, 1.0]
+    )
     assert "undecided" not in comparison.figures["exact_match"].verdict
 
 
@@ -250,7 +254,7 @@ def test_runs_are_paired_by_seed_and_unpaired_runs_are_named():
     a = seeds("a", SEEDS["a"])
     b = seeds("b", SEEDS["b"][::-1], first=1)  # seeds 1, 2, 3
     (comparison,) = compare(open_sides([*a, *b]))
-    assert comparison.figures["exact_match"] == over_seeds([0.2, 0.6], [1.0, 0.4])
+    assert comparison.figures["exact_match"] == difference_over_seeds([0.2, 0.6], [1.0, 0.4])
     assert comparison.notes == [
         "a0 is left out: the other side has no run of its seed.",
         "b2 is left out: the other side has no run of its seed.",

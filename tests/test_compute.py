@@ -15,17 +15,17 @@ import turnrl_atlas
 from turnrl import Policy, RecipeError
 from turnrl.policy.compute import (
     MOST_CHANGE,
-    adapted_layers,
-    change_of,
+    checkpoint_activations,
     dense_weight,
+    find_adapted_layers,
     fuse,
     head_logits,
-    ordinary_ids,
-    recompute,
-    swapped_on_gpus,
+    make_trial_ids,
+    relative_change,
+    swap_on_gpus,
     wide_mm,
 )
-from turnrl.policy.device import of_the_device, out_of_memory
+from turnrl.policy.device import is_device_error, is_out_of_memory
 from turnrl.policy.layout import lay_out
 from turnrl.policy.settings import Lora
 
@@ -122,7 +122,7 @@ def test_dropout_applies_only_to_the_adapters_input_as_in_peft(tiny_model, train
 
 
 def test_a_model_may_add_in_place_to_an_adapted_layers_output(tiny_model):
-    layer = adapted_layers(adapted(tiny_model).network)[0]
+    layer = find_adapted_layers(adapted(tiny_model).network)[0]
     x = torch.randn(2, 3, layer.base.in_features, requires_grad=True)
     (wanted,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
     (gradient,) = torch.autograd.grad(layer(x).add_(1).square().sum(), x)
@@ -195,16 +195,16 @@ def test_layers_are_recomputed_without_the_transformers_checkpointing_methods(
     policy = adapted(tiny_model, gradient_checkpointing=True)
     assert recomputed(policy) == 2
     for again, wanted in ((False, [False] * 2), (True, [True] * 2), (1, [True, False])):
-        recompute(policy.base, again)
+        checkpoint_activations(policy.base, again)
         layers = policy.base.model.layers
         assert [layer.gradient_checkpointing for layer in layers] == wanted
 
 
 def test_a_model_without_layers_to_recompute_is_refused():
     plain = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    recompute(plain, False)
+    checkpoint_activations(plain, False)
     with pytest.raises(RecipeError, match=r"gradient_checkpointing is on.* Set it to false"):
-        recompute(plain, 1)
+        checkpoint_activations(plain, 1)
 
 
 def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_model):
@@ -239,14 +239,14 @@ def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_m
 def test_fused_kernels_are_for_gpus(tiny_model):
     policy = Policy(str(tiny_model)).build()
     policy.load()
-    assert policy.in_force["fused kernels"] == "none on this device"
+    assert policy.active_choices["fused kernels"] == "none on this device"
     assert fuse(policy.network, torch.device("cpu")) == "none on this device"
 
 
 def test_a_wrong_rotation_is_distinguished_from_rounding(monkeypatch):
     rotate = modeling_qwen2.apply_rotary_pos_emb
     network = AutoModelForCausalLM.from_pretrained(STARTER, dtype=torch.float32)
-    ids = ordinary_ids(network)
+    ids = make_trial_ids(network)
 
     @torch.no_grad()
     def logits():
@@ -256,10 +256,10 @@ def test_a_wrong_rotation_is_distinguished_from_rounding(monkeypatch):
     monkeypatch.setattr(
         modeling_qwen2, "apply_rotary_pos_emb", lambda q, k, cos, sin: rotate(q, k, cos, -sin)
     )
-    assert change_of(right, logits()) > 2 * MOST_CHANGE
+    assert relative_change(right, logits()) > 2 * MOST_CHANGE
     monkeypatch.undo()
     network.to(torch.bfloat16)
-    assert change_of(right, logits()) < MOST_CHANGE / 2
+    assert relative_change(right, logits()) < MOST_CHANGE / 2
 
 
 class OnGpu(torch.Tensor):
@@ -278,14 +278,14 @@ def test_kernels_that_are_swapped_in_for_a_gpu_leave_the_next_network_on_a_cpu_a
     architecture = ModuleType("architecture")
     architecture.Norm, architecture.rotate, architecture.kept = Norm, rotate, 1
     for factor in (10, 100):  # by two networks, one after another
-        with swapped_on_gpus(architecture):
+        with swap_on_gpus(architecture):
             assert architecture.rotate is rotate  # to compare with
             architecture.Norm = type("Fused", (), {})
             architecture.rotate = lambda x, cos, factor=factor: factor
         assert architecture.Norm is Norm
         assert architecture.rotate(torch.tensor(3.0), cos=2) == 6
         assert architecture.rotate(x=OnGpu(3), cos=2) == factor
-    with pytest.raises(ZeroDivisionError), swapped_on_gpus(architecture):
+    with pytest.raises(ZeroDivisionError), swap_on_gpus(architecture):
         architecture.rotate = 1 / 0
     assert architecture.rotate(x=OnGpu(3), cos=2) == 100
     assert architecture.kept == 1
@@ -303,7 +303,7 @@ def test_kernels_that_are_swapped_in_for_a_gpu_leave_the_next_network_on_a_cpu_a
     ],
 )
 def test_faults_of_a_device_say_nothing_of_a_model(error, wanted):
-    assert of_the_device(error) is wanted
+    assert is_device_error(error) is wanted
 
 
 @pytest.mark.parametrize(
@@ -317,22 +317,22 @@ def test_faults_of_a_device_say_nothing_of_a_model(error, wanted):
     ],
 )
 def test_out_of_memory_errors_are_distinguished_from_other_errors(error, wanted):
-    assert out_of_memory(error) is wanted
+    assert is_out_of_memory(error) is wanted
 
 
 def test_device_errors_are_distinguished_from_kernel_refusals():
     with pytest.raises(RuntimeError) as mixed:
         torch.ones(2) + torch.ones(2, device="meta")
-    assert of_the_device(mixed.value)
+    assert is_device_error(mixed.value)
     with pytest.raises(RuntimeError) as memory:
         torch.empty(10**15)
-    assert of_the_device(memory.value)
+    assert is_device_error(memory.value)
     for code, expected in ((209, False), (900, False), (700, True), (719, True)):
         error = torch.AcceleratorError("CUDA error")
         error.error_code = code
-        assert of_the_device(error) is expected
-    assert not of_the_device(RuntimeError("paged attention takes FlashAttention 3"))
-    assert of_the_device(ValueError("Pointer argument (at 0) cannot be accessed (cpu tensor?)"))
+        assert is_device_error(error) is expected
+    assert not is_device_error(RuntimeError("paged attention takes FlashAttention 3"))
+    assert is_device_error(ValueError("Pointer argument (at 0) cannot be accessed (cpu tensor?)"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="Liger is there")

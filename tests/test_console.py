@@ -32,7 +32,7 @@ from runs import data, make_module, rows, trainer
 from turnrl.cli import main
 from turnrl.policy.model import LanguageModel
 from turnrl.watch.console import IterationLines, duration
-from turnrl.watch.resumed import changes
+from turnrl.watch.first_metrics import changed_settings
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0"]
 
@@ -341,11 +341,11 @@ def test_resuming_a_finished_run_says_how_to_train_on_and_leaves_no_folder(recip
 def test_changed_settings_are_listed_by_their_keys():
     old = {"model": {"rewards": [{"w": 1.0}], "group_size": 4}, "trainer": {"logger": False}}
     new = {"model": {"rewards": [{"w": 0.2}], "group_size": 4}, "seed_everything": 1}
-    assert changes(old, new) == {
+    assert changed_settings(old, new) == {
         "model.rewards": ('[{"w": 1.0}]', '[{"w": 0.2}]'),
         "seed_everything": ("not set", "1"),
     }
-    assert changes(old, old) == changes("no recipe", None) == {}
+    assert changed_settings(old, old) == changed_settings("no recipe", None) == {}
 
 
 # ------------------------------------------------------------------ lines too long for a terminal

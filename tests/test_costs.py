@@ -30,7 +30,7 @@ from turnrl import (
     TurnReward,
 )
 from turnrl.cli import main
-from turnrl.credit.why import terms
+from turnrl.credit.why import compute_terms
 from turnrl.rewards.functions import FunctionReward
 from turnrl.rewards.scoring import score_group
 from turnrl.runs import record
@@ -38,7 +38,7 @@ from turnrl.testing import check_estimator
 from turnrl.training.checks import check_rewards
 from turnrl.types import RewardComponent
 from turnrl_estimators import CostsAmongRight
-from turnrl_estimators.exact import figures
+from turnrl_estimators.exact import measure
 from turnrl_estimators.toy import TOYS
 from turnrl_rewards import ExactMatch, FirstHit, Repetition, SearchCost
 
@@ -155,7 +155,7 @@ def test_the_terms_of_a_turn_add_up_to_its_advantage_and_name_the_costs(drawn):
     for options in ({}, UNBIASED, {"cost_scale": "none", "min_std": 0.4}):
         rule, group = CostsAmongRight(**options), drawn.group()
         advantages = rule(group)
-        for i, turns in enumerate(terms(rule, group)):
+        for i, turns in enumerate(compute_terms(rule, group)):
             for k, summands in enumerate(turns):
                 total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in summands)
                 assert total == pytest.approx(float(advantages[i, k]), abs=1e-9)
@@ -225,7 +225,7 @@ def test_unscaled_it_estimates_the_gradient_that_its_page_gives(size):
     # a right attempt without another right one is compared with nobody
     met = torch.tensor([1 - (1 - q) ** (size - 1) for q in reach], dtype=torch.float64)
     wanted = toy.gradient_among_right - toy.cost_part + met * toy.cost_part
-    assert figures("", CostsAmongRight(**UNBIASED), toy, size, wanted).bias < 1e-6
+    assert measure("", CostsAmongRight(**UNBIASED), toy, size, wanted).bias < 1e-6
     plain = dataclasses.replace(toy, search_costs=())
     assert torch.allclose(toy.gradient_among_right - toy.cost_part, plain.gradient)
 
@@ -348,7 +348,7 @@ def test_if_all_are_right_the_unit_is_everything_that_a_right_attempt_earns():
     # (0.8 + 0.4) / 2, and each cost is 0.1 off the mean
     advantages = CostsAmongRight()(group).flatten().tolist()
     assert advantages == pytest.approx([0.1 / 0.6, -0.1 / 0.6])
-    assert terms(CostsAmongRight(), group)[0][0][-1].divisor == pytest.approx(0.6)
+    assert compute_terms(CostsAmongRight(), group)[0][0][-1].divisor == pytest.approx(0.6)
 
 
 def test_impossible_settings_are_refused():
@@ -368,7 +368,7 @@ def test_a_recorded_group_gets_the_same_credit_again(tmp_path):
     rule = CostsAmongRight(gamma=0.9)
     run = trajectories.run(tmp_path / "run", estimator=rule)
     for rows in record.groups(record.read(run)):
-        group = record.group(rows)
+        group = record.restore_group(rows)
         assert group.cost_names == ("turn/cost",)
         assert set(group.components) == {"turn/paid", "turn/cost", "outcome/right"}
         for row, again in zip(rows, rule(group), strict=True):

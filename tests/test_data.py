@@ -36,7 +36,7 @@ from turnrl import (
 )
 from turnrl.data.fields import Fields
 from turnrl.data.known import PRESETS, Preset
-from turnrl.plugin.hub import reach_hub
+from turnrl.plugin.hub import check_hub
 from turnrl.types import Phrase, answer_rule
 from turnrl_segmenters import TwoTurn
 
@@ -508,9 +508,9 @@ def test_a_hub_that_answers_is_used_and_asked_once_whether_it_is_there(monkeypat
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_session", Client)
-    reach_hub.cache_clear()
-    reach_hub()
-    reach_hub()
+    check_hub.cache_clear()
+    check_hub()
+    check_hub()
     assert asked == [(huggingface_hub.constants.ENDPOINT, 5)]
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
@@ -808,10 +808,10 @@ def test_questions_whose_prompts_leave_no_room_are_left_out_and_counted(chat, ca
         Question("told", "?", ("1",), system="so " * 90),
     ]
     rollout = Rollout(TwoTurn(), [Look()], max_tokens=400)
-    own = chat.prompt(rollout.scheme.messages(short[0], chat))
+    own = chat.encode_prompt(rollout.segmenter_loop.messages(short[0], chat))
     for limit, left in ((len(own), []), (len(own) + 1, short[:1])):
         exactly = replace(rollout, max_tokens=limit)
-        assert exactly.with_room(short[:1], chat)[0] == left
+        assert exactly.questions_with_room(short[:1], chat)[0] == left
     data = QuestionData([*short, *long], [*short[:2], long[0]], questions_per_iteration=4)
     data.setup("fit")
     data.leave_out_overlong(replace(rollout, max_tokens=len(own) + 40), chat)

@@ -23,9 +23,9 @@ from runs import make_module as module
 from turnrl import Policy, RecipeError
 from turnrl.plugin.errors import CheckpointError
 from turnrl.policy import trials
-from turnrl.policy.compute import blocks_of
-from turnrl.policy.divided import FSDP2
+from turnrl.policy.compute import decoder_layers
 from turnrl.policy.settings import Lora
+from turnrl.policy.sharding import FSDP2
 from turnrl.training.checks import check_division
 
 SCRIPT = Path(__file__).parent / "division_script.py"
@@ -131,17 +131,17 @@ def test_a_divided_policy_keeps_no_copies_of_all_its_weights(mesh, tmp_path, mon
     seen: list[bool] = []
 
     def watched(tried, value):  # the trial has a graph here, whose layers are computed again
-        seen.extend(layer.training for layer in blocks_of(tried.base))
+        seen.extend(layer.training for layer in decoder_layers(tried.base))
         return norm(tried, value)
 
-    norm = trials._norm_of_gradient
-    monkeypatch.setattr(trials, "_norm_of_gradient", watched)
+    norm = trials._gradient_norm
+    monkeypatch.setattr(trials, "_gradient_norm", watched)
     policy.load("cpu", mesh)
     assert seen == [True, True]
     with policy.precision():
         assert torch.is_autocast_enabled("cpu")
         assert not torch.is_autocast_cache_enabled()
-    assert all(layer.training for layer in blocks_of(policy.base))
+    assert all(layer.training for layer in decoder_layers(policy.base))
 
 
 @pytest.mark.slow
@@ -254,4 +254,4 @@ def test_the_layers_of_a_network_are_found_under_any_name():
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32}
     config = transformers.FalconConfig(num_hidden_layers=3, **sizes)
     network = transformers.FalconForCausalLM(config)
-    assert blocks_of(network) == [*network.transformer.h]
+    assert decoder_layers(network) == [*network.transformer.h]

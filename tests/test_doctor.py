@@ -21,12 +21,12 @@ from runs import data, make_module
 from turnrl import Check, Finding, Policy, RecipeError
 from turnrl.cli import main
 from turnrl.plugin.errors import CheckpointError
-from turnrl.plugin.hooks import installed, load_plugins
+from turnrl.plugin.hooks import load_classes, load_plugins
 from turnrl.policy.settings import Lora
 from turnrl.types import Start
 from turnrl_doctor import checks
-from turnrl_doctor.command import diagnose, lines_of
-from turnrl_doctor.miniature import miniature
+from turnrl_doctor.command import diagnose, format_finding
+from turnrl_doctor.miniature import make_miniature
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -160,7 +160,7 @@ def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monk
         asked.append(path)
         return SimpleNamespace(cache_dir="nothing/here")
 
-    monkeypatch.setattr("turnrl.data.rows.reach_hub", lambda: None)
+    monkeypatch.setattr("turnrl.data.rows.check_hub", lambda: None)
     monkeypatch.setattr("datasets.load_dataset_builder", builder)
     monkeypatch.setattr("datasets.load_dataset", None)
     code, lines = doctor(recipe(data__train="owner/name"))
@@ -289,9 +289,9 @@ CANNOT_RUN = {
         "is not prefix-preserving",
         "policy.chat_template",
     ),
-    "a turn scheme that cuts results": (
+    "a segmenter that cuts results": (
         {"model__rollout__segmenter": "worlds.Shortens"},
-        "turn scheme",
+        "segmenter",
         "must show each result as it is",
         "check_segmenter shows the rule",
     ),
@@ -377,9 +377,9 @@ class Leaves(Check):
 
 
 def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
-    known = installed("turnrl_checks")
+    known = load_classes("turnrl_checks")
     more = {**{check.__name__: check for check in (Leaves, Broken)}, **known}
-    monkeypatch.setattr("turnrl_doctor.command.installed", lambda hook: more)
+    monkeypatch.setattr("turnrl_doctor.command.load_classes", lambda hook: more)
     code, lines = doctor(recipe())
     assert code == 1
     assert failed(lines) == {"broken", "leaves"}
@@ -439,7 +439,7 @@ def test_a_run_with_an_untested_version_warns_once_and_continues(
 
 def test_the_rehearsal_learns_with_a_miniature_of_the_models_kind_in_4_bits(tiny_model, tmp_path):
     settings = {"quantization": "nf4", "lora": Lora(r=4)}
-    small = miniature(Policy(str(tiny_model), **settings).build(), tmp_path / "mini")
+    small = make_miniature(Policy(str(tiny_model), **settings).build(), tmp_path / "mini")
     text = small.build().config
     assert (text.num_attention_heads, text.num_key_value_heads, text.head_dim) == (4, 2, 16)
     start = Start(torch.device("cpu"), make_module(tiny_model, settings), data())
@@ -460,12 +460,12 @@ def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatc
 
 def test_findings_wrap_at_80_columns_on_a_terminal_but_not_in_a_script():
     finding = Finding("warn", "GPU", "word " * 40, "Do this. " * 12)
-    narrow = lines_of(finding, 80)
+    narrow = format_finding(finding, 80)
     assert len(narrow) > 4
     assert max(map(len, narrow)) <= 80
     assert narrow[0].startswith("warn  GPU")
     assert all(line.startswith(" " * 20) for line in narrow[1:])
-    assert len(lines_of(finding, None)) == 2
+    assert len(format_finding(finding, None)) == 2
 
 
 def test_build_makes_a_run_and_reads_no_data(recipe):

@@ -21,7 +21,7 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.credit.earnings import ENOUGH, earning_tallies
+from turnrl.credit.earnings import ENOUGH, tally_earnings
 from turnrl.rewards.scoring import Tally, score_group
 from turnrl_estimators import CostsAmongRight, Tree
 from turnrl_rewards import SearchCost
@@ -73,7 +73,7 @@ def many(questions, rewards=PAID):
 
 def test_an_iteration_logs_acting_and_idle_earnings_and_the_error_of_the_difference():
     groups = many(ENOUGH // 2)
-    tallies = earning_tallies(groups, charged=True)
+    tallies = tally_earnings(groups, charged=True)
     assert tallies["rollout/acted"] == Tally(20, 30)
     # 4 of 10 groups find something
     assert tallies["reward/acted"] == Tally(pytest.approx(8 * 0.5 - 20 * 0.1), 20)
@@ -82,7 +82,7 @@ def test_an_iteration_logs_acting_and_idle_earnings_and_the_error_of_the_differe
     means = [0.4 if k % 3 == 0 else -0.1 for k in range(10)]
     error = statistics.stdev(means) / math.sqrt(10)
     assert tallies["reward/acting_error"] == Tally(pytest.approx(error), 1)
-    four = earning_tallies(groups, charged=True, processes=4)
+    four = tally_earnings(groups, charged=True, processes=4)
     assert four["reward/acting_error"] == Tally(pytest.approx(error / 2), 1)
 
 
@@ -112,7 +112,7 @@ def test_the_error_includes_idle_earnings_and_groups_of_any_size():
         for acted, idle in sides
     ]
     expected = math.sqrt(12 / 11 * sum(move**2 for move in moves))
-    error = earning_tallies(groups, charged=True)["reward/acting_error"]
+    error = tally_earnings(groups, charged=True)["reward/acting_error"]
     assert error == Tally(pytest.approx(expected, rel=1e-5), 1)
 
 
@@ -128,9 +128,9 @@ def test_the_error_includes_idle_earnings_and_groups_of_any_size():
     ids=["not charged", "too few", "no cost", "one group", "none"],
 )
 def test_there_is_no_error_without_costs_or_with_too_few_groups(groups, charged):
-    tallies = earning_tallies(groups, charged)
+    tallies = tally_earnings(groups, charged)
     assert tallies["reward/acting_error"].count == 0
-    assert tallies.keys() == earning_tallies(many(10), True).keys()  # processes add them up
+    assert tallies.keys() == tally_earnings(many(10), True).keys()  # processes add them up
 
 
 def test_an_outcome_that_costs_is_not_a_cost_of_a_turn():
@@ -141,14 +141,14 @@ def test_an_outcome_that_costs_is_not_a_cost_of_a_turn():
             return -0.1
 
     groups = many(10, [Finds(), Fine()])
-    assert earning_tallies(groups, True)["reward/acting_error"].count == 0
+    assert tally_earnings(groups, True)["reward/acting_error"].count == 0
 
 
 def test_branches_are_left_out():
     whole = attempt("Paris", FOUND)
     with_branch = score_group([whole, attempt("Rome"), attempt("Rome", FOUND, begins=1)], [Finds()])
     with_branch = replace(with_branch, parents=(0, 1, 0))
-    assert earning_tallies([with_branch])["rollout/acted"] == Tally(1, 2)
+    assert tally_earnings([with_branch])["rollout/acted"] == Tally(1, 2)
 
 
 def test_estimators_say_whether_they_charge_costs_to_every_attempt():

@@ -16,7 +16,7 @@ from turnrl import Policy, Question, RecipeError, Rollout, score_group
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import MessageConversation
 from turnrl.engines import MessageSampler, Reply
-from turnrl.rewards.scoring import curves
+from turnrl.rewards.scoring import compute_curves
 from turnrl.runs import record
 from turnrl.training.learning import TokenColumns
 from turnrl.watch import recorder as recording
@@ -80,8 +80,12 @@ def test_endpoint_replies_are_scored_and_recorded(chat, tmp_path):
     scored = score_group(group, [ExactMatch(), ToolExecuted()])
     assert scored.outcome.tolist() == [1.0] * 3
     assert torch.allclose(scored.turn_rewards, torch.tensor([[0.2, 0.0]] * 3))
-    assert curves(group[0])["exact_match"] == curves(group[0])["tool_execution"] == 1.0
-    recording.write([*recording.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
+    assert (
+        compute_curves(group[0])["exact_match"] == compute_curves(group[0])["tool_execution"] == 1.0
+    )
+    recording.write_rows(
+        [*recording.record_rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet"
+    )
     rows = record.read(tmp_path)
     assert [(r["answer"], r["prompt_tokens"], len(r["turns"])) for r in rows] == [
         ("Paris", None, 2)
@@ -119,11 +123,11 @@ def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):
     rollout = Rollout(Brackets(), [long], max_result_tokens=20, max_turn_tokens=40)
     with vendor(lambda messages, number: CALL if number < 3 else "=x" * 100) as server:
         (trajectory,) = play(server, chat, rollout)
-        assert [chat.count(r.content) <= 20 for r in trajectory.results] == [True, True]
+        assert [chat.count_tokens(r.content) <= 20 for r in trajectory.results] == [True, True]
         assert [body["max_tokens"] for body in server.bodies] == [40] * 3
         assert (trajectory.turns[2].cut, trajectory.ended_by) == (True, "length")
         # a trajectory whose first result leaves no room ends there, and nobody reads the result
-        room = len(rollout.scheme.prompt_ids(QUESTION, chat)) + chat.count(CALL) + 20
+        room = len(rollout.segmenter_loop.prompt_ids(QUESTION, chat)) + chat.count_tokens(CALL) + 20
         (short,) = play(server, chat, replace(rollout, max_tokens=room))
     assert (len(short.turns), short.ended_by, short.results) == (1, "length", ())
 
@@ -299,11 +303,11 @@ def test_no_more_requests_are_under_way_than_the_server_takes(chat):
 def test_nothing_follows_a_history_whose_last_turn_was_begun_and_not_ended(chat):
     asked, more = {"role": "user", "content": "?"}, {"role": "user", "content": "and?"}
     history = MessageConversation(None, chat, [asked], ())
-    assert history.beyond([asked, more], ()) == [more]
-    assert history.beyond([more, asked], ()) is None
-    assert history.beyond([asked, {"role": "system", "content": ""}], ()) is None
+    assert history.messages_beyond([asked, more], ()) == [more]
+    assert history.messages_beyond([more, asked], ()) is None
+    assert history.messages_beyond([asked, {"role": "system", "content": ""}], ()) is None
     history.broken = True
-    assert history.beyond([asked, more], ()) is None
+    assert history.messages_beyond([asked, more], ()) is None
 
 
 def test_a_branch_continues_from_the_messages_of_its_trajectory(chat):

@@ -50,8 +50,8 @@ from turnrl_slots import Slots, triton_pages
 from turnrl_slots.kernel_trial import has_kernel
 from turnrl_slots.memory import auto_memory, empty_cache
 from turnrl_slots.sampling import draw
-from turnrl_slots.trial import fill
-from turnrl_slots.triton_pages import parts_of
+from turnrl_slots.trial import fill_memory
+from turnrl_slots.triton_pages import count_parts
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
 """The most KB of shared memory that a program may have, by compute capability (CUDA C++ Programming
@@ -202,12 +202,12 @@ def test_the_triton_kernels_compile_for_cards_that_are_not_here(
 
 def test_few_long_rows_are_divided_until_they_fill_a_card():
     # 528 programs at once, 4 key-value heads, room for 2,048 tokens
-    assert {rows: parts_of(rows, 4, 64, 528) for rows in (1, 8, 64, 132, 256)} == {
+    assert {rows: count_parts(rows, 4, 64, 528) for rows in (1, 8, 64, 132, 256)} == {
         # 2,048 tokens are 16 parts of 128 at most; 8 x 4 x 16 = 512; 64 x 4 x 2 = 512
         **{1: 16, 8: 16, 64: 2, 132: 1, 256: 1}
     }
-    assert parts_of(1, 4, 1, 528) == 1
-    assert parts_of(1, 1, 10_000, 528) == 64
+    assert count_parts(1, 4, 1, 528) == 1
+    assert count_parts(1, 1, 10_000, 528) == 64
 
 
 # ------------------------------------------------------------------- the trial of the kernels
@@ -228,7 +228,7 @@ def test_memory_and_device_errors_are_raised_from_a_trial(tiny_policy, monkeypat
 
     policy = Watched(tiny_policy)
     if when == "a kernel is tried":
-        monkeypatch.setattr(turnrl_slots.kernel_trial, "takes_ragged", lambda *_: True)
+        monkeypatch.setattr(turnrl_slots.kernel_trial, "supports_ragged", lambda *_: True)
         monkeypatch.setattr(turnrl_slots.triton_pages, "attend_rows", fails)
     elif when == "two tokens are read":
         policy.hidden = fails
@@ -269,7 +269,7 @@ def test_a_kernel_that_is_wrong_or_refuses_is_not_used(
     before = torch.get_rng_state()
     engine = started(tiny_policy)
     assert torch.equal(torch.get_rng_state(), before)
-    assert engine.in_force["attention while sampling"].startswith("products of matrices")
+    assert engine.active_choices["attention while sampling"].startswith("products of matrices")
     (warning,) = (record.message for record in caplog.records)
     assert "no such argument" in warning or "it is off by" in warning
     completion = run(engine.open(PROMPTS[0]).generate([], GREEDY))
@@ -283,14 +283,14 @@ def test_in_force_tells_what_was_given_and_what_was_left_open(tiny_model):
     policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
     policy.load()
     engine = Slots().build()
-    assert engine.in_force == {}
+    assert engine.active_choices == {}
     engine.start(policy, 64)
-    assert engine.in_force["turns at once"] == "256"  # on a CPU, as ever
-    assert engine.in_force["weights while sampling"] == "base and adapter"
+    assert engine.active_choices["turns at once"] == "256"  # on a CPU, as ever
+    assert engine.active_choices["weights while sampling"] == "base and adapter"
     memory = f"{20 * PAGE_BYTES / 1e3}KB"
     engine = Slots(3, 40, memory, decode_weights="dense").build()
     engine.start(policy, 64)
-    assert dict(engine.in_force) == {
+    assert dict(engine.active_choices) == {
         "attention while sampling": "products of matrices, pages gathered in every layer",
         "CUDA graphs": "off",
         "weights while sampling": "base, dense, and adapter",
@@ -377,12 +377,12 @@ def test_freed_host_memory_is_returned_to_the_system():
 
 
 def trial(policy, prefill_tokens, rows, **options):
-    """What `fill` reads of an engine's pages."""
+    """What `fill_memory` reads of an engine's pages."""
     watched = Watched(policy)
     engine = started(watched, 64, **options)
     watched.read.clear()
     pool = engine.pool
-    fill(watched, pool, engine.passes.compute, 64, prefill_tokens, rows)
+    fill_memory(watched, pool, engine.passes.compute, 64, prefill_tokens, rows)
     assert pool.available == pool.count
     return watched
 
@@ -411,7 +411,7 @@ def test_running_out_of_memory_reports_which_settings_to_lower(tiny_policy, most
         rf"{part}.* does not fit .*Tried to allocate 3 GiB.*prefill_tokens = 128.*to 64.*kv_mem"
     )
     with pytest.raises(RecipeError, match=message):
-        fill(policy, engine.pool, engine.passes.compute, 64, 128, 5)
+        fill_memory(policy, engine.pool, engine.passes.compute, 64, 128, 5)
 
 
 # ------------------------------------------------------------------- copies and memory of a step

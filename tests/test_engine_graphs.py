@@ -19,7 +19,7 @@ from engines import (
 )
 from turnrl import Policy, Sampling
 from turnrl.policy.settings import Lora
-from turnrl_slots.decode import Decoder, padded
+from turnrl_slots.decode import Decoder, padded_size
 from turnrl_slots.kernel import Tables
 from turnrl_slots.pages import Pool, Shapes
 from turnrl_slots.sizes import PAGE
@@ -30,9 +30,9 @@ __all__ = ["kernel"]  # fixtures
 def test_rows_are_padded_to_few_sizes_and_at_most_by_a_fifth_where_they_cost_most():
     wanted = {1: 1, 2: 2, 3: 4, 5: 8, 8: 8, 9: 12, 13: 16, 17: 24, 25: 32, 100: 128, 129: 192}
     wanted |= {193: 256, 256: 256, 257: 320, 336: 384, 500: 512, 513: 640, 840: 896}
-    assert {rows: padded(rows) for rows in wanted} == wanted
-    assert len({padded(rows) for rows in range(1, 513)}) == 18
-    assert all(rows > 0.8 * padded(rows) for rows in range(257, 2000))
+    assert {rows: padded_size(rows) for rows in wanted} == wanted
+    assert len({padded_size(rows) for rows in range(1, 513)}) == 18
+    assert all(rows > 0.8 * padded_size(rows) for rows in range(257, 2000))
 
 
 def test_padding_changes_no_token_and_writes_to_an_unused_page(tiny_policy, kernel):
@@ -147,6 +147,6 @@ def test_gpu_kernel_and_graph_sampling_match_the_learners_log_probabilities(
         ([*p, *ids], [False] * len(p) + [True] * len(ids))
         for p, ids in zip(prompts, forced, strict=True)
     ]
-    learned = torch.cat([scores[0] for scores in policy.read(rows, 10_000)])
+    learned = torch.cat([scores[0] for scores in policy.score_tokens(rows, 10_000)])
     # of some 20 nats each; bfloat16 alone makes a tenth of a nat
     assert (plain - learned).abs().mean() < 0.25

@@ -88,7 +88,7 @@ def test_a_reused_page_is_not_matched_by_its_old_successors(tiny_policy):
 
         history, completion = run(scenario())
         row = ([*history, *completion.token_ids], [False] * len(history) + [True] * 3)
-        ((logprobs, *_),) = tiny_policy.read([row], 1000)
+        ((logprobs, *_),) = tiny_policy.score_tokens([row], 1000)
         assert torch.allclose(logprobs, torch.tensor(completion.logprobs), atol=1e-4)
 
 

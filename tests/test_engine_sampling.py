@@ -66,7 +66,7 @@ def test_sampled_log_probabilities_match_the_training_pass(tiny_policy):
     completion = run(session.generate([], Sampling(20, temperature, seed=3)))
     sampled = list(completion.token_ids)
     row = (PROMPTS[3] + sampled, [False] * len(PROMPTS[3]) + [True] * len(sampled))
-    ((logprobs, *_),) = tiny_policy.read([row], 100, temperature)
+    ((logprobs, *_),) = tiny_policy.score_tokens([row], 100, temperature)
     assert torch.allclose(logprobs, torch.tensor(completion.logprobs), atol=1e-4)
 
 

@@ -33,7 +33,7 @@ from turnrl import (
     load_questions,
     score_group,
 )
-from turnrl.agent.places import Shares
+from turnrl.agent.capacity import Shares
 from turnrl.agent.running import on_loop
 from turnrl.data.fields import Fields
 from turnrl.plugin.errors import TrajectoryLost
@@ -46,7 +46,7 @@ from turnrl_environments import (
     Seeds,
     StepCost,
 )
-from turnrl_environments.world import seed_of
+from turnrl_environments.world import question_seed
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
@@ -470,7 +470,7 @@ def test_a_seed_from_csv_or_pandas_is_the_number(written, seed):
 
     question = Question("q", "Go.", metadata={"seed": written})
     (began,) = Environment(Seeded).episode(question).columns.values()
-    assert (seed_of(question), began) == (seed, seed)
+    assert (question_seed(question), began) == (seed, seed)
     assert type(began) is type(seed)
 
 
@@ -617,16 +617,18 @@ def test_capacity_counts_the_branches_of_open_environments(chat, rooms, lockstep
 def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
     engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "on")
     rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=8)])
-    assert rollout.places.at_once(engine, 0) == 8
-    assert rollout.places.at_once(engine, 0, Shares(2)) == 4
-    assert rollout.places.at_once(engine, 0, Shares(2, 4)) == 1
+    assert rollout.places.max_in_progress(engine, 0) == 8
+    assert rollout.places.max_in_progress(engine, 0, Shares(2)) == 4
+    assert rollout.places.max_in_progress(engine, 0, Shares(2, 4)) == 1
     with pytest.raises(
         RecipeError, match=r"capacity = 8, and the least .* is 9 \(3 x 3 x 1\): pro"
     ):
-        rollout.places.at_once(engine, 0, Shares(3, 3))
+        rollout.places.max_in_progress(engine, 0, Shares(3, 3))
     engine.capacity = 2
-    assert rollout.places.at_once(engine, 0) == 2
-    assert rollout.places.at_once(engine, 0, Shares(4)) == 1  # an engine serves more, if it has to
+    assert rollout.places.max_in_progress(engine, 0) == 2
+    assert (
+        rollout.places.max_in_progress(engine, 0, Shares(4)) == 1
+    )  # an engine serves more, if it has to
 
 
 def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(tiny_model, tmp_path):

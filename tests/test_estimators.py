@@ -39,7 +39,7 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.credit.estimators import Credit
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.testing import check_estimator
 from turnrl.types import Critic, RewardComponent, Sample
 from turnrl_estimators import (
@@ -53,7 +53,7 @@ from turnrl_estimators import (
     TurnCritic,
     exact,
 )
-from turnrl_estimators.exact import Skipped, check, figures
+from turnrl_estimators.exact import Skipped, measure, measure_all
 from turnrl_estimators.toy import Toy
 
 QUESTION = Question("q", "What?", ("x",))
@@ -499,7 +499,7 @@ def test_a_toys_trajectories_are_consistent():
     Tree(probes=1), pytest.param(Tree(probes=2), marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_unbiased_estimators_have_no_bias(estimator):
-    row = figures("", estimator, Toy())
+    row = measure("", estimator, Toy())
     assert row.bias < 1e-6
     assert abs(row.along) < 1e-6
     assert row.angle < 1e-3
@@ -507,22 +507,22 @@ def test_unbiased_estimators_have_no_bias(estimator):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_mean_baseline_shrinks_the_gradient_by_one_over_the_group_size(size):
-    assert figures("", Merged(scale="none"), Toy(), size).along == pytest.approx(-1 / size)
+    assert measure("", Merged(scale="none"), Toy(), size).along == pytest.approx(-1 / size)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_turn_level_is_unbiased_in_any_group_and_varies_less_than_merged(size):
-    turn, merged = (figures("", kind(**UNBIASED), Toy(), size) for kind in (TurnLevel, Merged))
+    turn, merged = (measure("", kind(**UNBIASED), Toy(), size) for kind in (TurnLevel, Merged))
     assert max(turn.bias, merged.bias) < 1e-6
     assert turn.variance < 0.85 * merged.variance
 
 
 def test_the_naive_port_loses_more_than_half_of_the_gradient():
-    row = figures("", PerTurnIndex(**UNBIASED), Toy())
+    row = measure("", PerTurnIndex(**UNBIASED), Toy())
     # as its docstring says
     assert row.along == pytest.approx(-0.602, abs=1e-3)
     assert row.angle == pytest.approx(46.3, abs=0.1)
-    assert row == figures("", TurnLevel(gamma=0, **UNBIASED), Toy())
+    assert row == measure("", TurnLevel(gamma=0, **UNBIASED), Toy())
 
 
 class Counted(AdvantageEstimator):
@@ -579,7 +579,7 @@ def test_the_exact_figures_match_sampled_groups(estimator):
         scores = padded([m.scores for m in members], 3)
         estimates.append((estimator(group) * scores).sum(0) / size)
     drawn = torch.stack(estimates)
-    exact_row = figures("", estimator, toy, size)
+    exact_row = measure("", estimator, toy, size)
     mean, variance = drawn.mean(0), float(drawn.var(0).sum())
     bias = float((mean - toy.gradient).norm() / toy.gradient.norm())
     error = math.sqrt(variance / rounds) / float(toy.gradient.norm())
@@ -618,7 +618,7 @@ class Broken(Counted):
 
 def test_every_estimator_gets_a_row_or_the_reason_why_it_cannot_be_tried():
     classes = [TurnLevel, Counted, Branched, NineBranched, Compares, Needy, Broken]
-    rows = {row.estimator: row for row in check({c.__name__: c for c in classes})}
+    rows = {row.estimator: row for row in measure_all({c.__name__: c for c in classes})}
     assert list(rows) == [
         "TurnLevel",
         "TurnLevel(leave_one_out, none)",
@@ -639,7 +639,7 @@ def test_a_zero_gradient_has_no_angle_and_no_noise():
         def __call__(self, group):
             return group.turn_rewards * 0
 
-    row = figures("", Nothing(), Toy())
+    row = measure("", Nothing(), Toy())
     assert (row.bias, row.along, row.angle, row.noise) == (1.0, -1.0, None, None)
 
 
@@ -648,7 +648,7 @@ def test_a_zero_gradient_has_no_angle_and_no_noise():
 
 @functools.cache
 def figures_of(classes, process):
-    return check(dict(classes), process)
+    return measure_all(dict(classes), process)
 
 
 @pytest.fixture(autouse=True)
@@ -660,7 +660,7 @@ def table_is_computed_once(monkeypatch, request):
     def computed(classes, process):
         return figures_of(tuple((name, classes[name]) for name in few or classes), process)
 
-    monkeypatch.setattr(exact, "check", computed)
+    monkeypatch.setattr(exact, "measure_all", computed)
 
 
 def printed(capsys, *arguments):
@@ -672,7 +672,7 @@ def printed(capsys, *arguments):
 def test_the_table_has_every_installed_estimator_within_80_columns(capsys):
     table = printed(capsys)
     assert max(map(len, table.splitlines())) <= 80
-    for name in installed("turnrl_estimators"):
+    for name in load_classes("turnrl_estimators"):
         assert f"\n{name} " in table
     assert "\nTurnLevel(leave_one_out, none)          0.000  +0.000     0.0" in table
 
@@ -697,9 +697,9 @@ def test_a_recipe_trains_with_each_estimator(recipe, capsys):
 
 
 def test_outcome_only_does_not_see_turn_rewards():
-    seeing = figures("", OutcomeOnly(**UNBIASED), Toy())
+    seeing = measure("", OutcomeOnly(**UNBIASED), Toy())
     blind = Toy(search_rewards=((0.0,), (0.0,), (0.0,)))
-    assert figures("", OutcomeOnly(**UNBIASED), blind).bias < 1e-6
+    assert measure("", OutcomeOnly(**UNBIASED), blind).bias < 1e-6
     assert seeing.bias > 0.5
 
 
@@ -753,7 +753,7 @@ def test_a_group_of_equal_rewards_of_any_size_teaches_nothing(estimator):
     for (name, (turn_rewards, outcome)), size in itertools.product(EQUAL.items(), range(2, 33)):
         credit = turnrl.assign_credit(_group_of(turn_rewards * size, outcome * size), estimator)
         assert not credit.turns.any(), (name, size)
-        assert credit.degenerate
+        assert credit.is_degenerate
 
 
 @pytest.mark.parametrize("estimator", [Merged(), PaperExact(), GroupInGroup(omega=0)], ids=repr)
@@ -776,7 +776,7 @@ def test_terms_that_cancel_out_up_to_rounding_teach_nothing(options):
         )
         assert float(credit.turns[:, 0].abs().max()) < 2.5e-7
         only_first = Credit(credit.turns[:, :1], (*credit.turns[:, :1],))
-        assert only_first.degenerate
+        assert only_first.is_degenerate
 
 
 @pytest.mark.parametrize("estimator", EVERY, ids=repr)
@@ -784,7 +784,7 @@ def test_rewards_that_nearly_agree_are_still_compared(estimator):
     for size, (least, gap) in itertools.product((2, 8, 16), ((1.9, 1e-4), (1e6, 1.0), (0.0, 1e-6))):
         group = _group_of([[0.0, 0.0, 0.0]] * size, [least + gap, *[least] * (size - 1)])
         credit = turnrl.assign_credit(group, estimator)
-        assert not credit.degenerate, (size, least)
+        assert not credit.is_degenerate, (size, least)
         assert float(credit.turns[0, -1]) > float(credit.turns[1, -1])
 
 

@@ -19,7 +19,7 @@ from pages import blocks
 from turnrl import Question
 from turnrl.cli import main
 from turnrl.plugin.text import normalize_answer
-from turnrl.recipe.trust import marked
+from turnrl.recipe.trust import mark_text
 from turnrl.rewards.answers import f1
 from turnrl.runs import record
 from turnrl.runs.load import open_runs
@@ -214,7 +214,7 @@ def test_pass_at_k_leaves_out_questions_without_answers_and_branches():
         return [place | {"member": i, "exact_match": match} for i, match in enumerate(matches)]
 
     unknown = rows(0, [None] * 3)
-    nothing = record.Figure(None, None, None, 0)
+    nothing = record.Metric(None, None, None, 0)
     assert record.pass_at_k(unknown) == dict.fromkeys(("mean@3", "pass@2", "pass@3"), nothing)
     # of 2 of 4 and 1 of 3: pass@2 is 1 - 1/6 and 1 - 1/3, pass@3 is 1 and 1
     mixed = [*unknown, *rows(1, [1.0, 1.0, 0.0, 0.0]), *rows(2, [1.0, 0.0, 0.0])]
@@ -378,7 +378,7 @@ def test_mistakes_in_an_evaluation_are_answered_with_the_next_step(recipe, tiny_
     message = fails(capsys, ["eval", str(tiny_model)])
     assert "'turnrl eval RECIPE --model.policy.model" in message
     Path("runs/young/version_0").mkdir(parents=True)
-    Path("runs/young/version_0/config.yaml").write_text(marked(yaml.safe_dump(recipe)))
+    Path("runs/young/version_0/config.yaml").write_text(mark_text(yaml.safe_dump(recipe)))
     message = fails(capsys, ["eval", "young"])
     assert "has no checkpoint, no model/ and no adapter/. Wait for its first" in message
     # its recipe alone can be scored, as the message says

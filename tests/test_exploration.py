@@ -37,14 +37,14 @@ from turnrl.agent.running import on_loop
 from turnrl.plugin.errors import CheckpointError, PluginError, TrajectoryLost
 from turnrl.policy.head import ValueHead
 from turnrl.policy.layout import lay_out
-from turnrl.policy.reading import read_trajectories
+from turnrl.policy.scoring import score_trajectories
 from turnrl.runs import record
 from turnrl.testing import ScriptedEngine
 from turnrl.training import learning
 from turnrl.training.experience import Collected, Experience
 from turnrl.types import Critic, ForkableToolSession, Probe
 from turnrl.watch.recorder import Recorder
-from turnrl_estimators.valued import state_values, trees, with_state_values
+from turnrl_estimators.valued import estimate_state_values, make_trees, with_state_values
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
 
@@ -238,7 +238,7 @@ class ToGo(AdvantageEstimator):
 
     def prepare(self, attempts, scorer):
         if self.probes:
-            return (trees if self.trains_probes else state_values)(attempts, scorer)
+            return (make_trees if self.trains_probes else estimate_state_values)(attempts, scorer)
         return super().prepare(attempts, scorer)
 
     def __call__(self, group):
@@ -357,7 +357,7 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     torch.nn.init.normal_(module.policy.value_head.weight)
     groups = module.collector.score(module.collector.explore(QUESTIONS, 3, (1,)).trajectories)
     for group in groups:
-        scores = read_trajectories(group.trajectories, module.read)
+        scores = score_trajectories(group.trajectories, module.score_tokens)
         for trajectory, values in zip(group.trajectories, (s.values for s in scores), strict=True):
             with torch.no_grad():
                 network = module.policy.network
@@ -604,7 +604,7 @@ def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
 def test_a_group_is_degenerate_if_its_advantages_are_zero_but_for_rounding(size, degenerate):
     group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=1))], [], 1)
     credit = assign_credit(group, Gives(torch.tensor([[0.0], [size]])))
-    assert credit.degenerate is degenerate
+    assert credit.is_degenerate is degenerate
 
 
 def test_credit_by_tokens_is_a_turns_mean_where_a_turn_is_asked_for():

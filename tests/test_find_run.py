@@ -22,8 +22,8 @@ from turnrl.plugin.errors import CheckpointError
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.invocation import read_invocation
 from turnrl.runs import find_run, record
-from turnrl.runs.checkpoints import named_in, newest
-from turnrl.runs.find import run_at
+from turnrl.runs.checkpoints import find_named_checkpoint, newest_checkpoint
+from turnrl.runs.find import resolve_run
 from turnrl.runs.load import open_runs
 
 ONE = ("--trainer.max_epochs", "1")
@@ -58,7 +58,7 @@ def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
     assert not Path("runs/recipe/version_2/checkpoints").exists()
     for word in ("recipe", "runs/recipe", str(trained), str(trained / "record")):
         assert find_run(word) == trained
-        assert {file.parent for file in record.files(word)} == {trained / "record"}
+        assert {file.parent for file in record.list_files(word)} == {trained / "record"}
         (run,) = open_runs([word])
         assert run.folder == trained
         capsys.readouterr()
@@ -113,7 +113,7 @@ def test_a_checkpoint_outside_any_run_is_found_by_its_path(capsys):
         assert "recipe 'notes.txt' is not a YAML" in fails(capsys, [*command, "notes.txt"])
     assert "'broken.ckpt' is not a checkpoint" in fails(capsys, ["play", "broken.ckpt"])
     with pytest.raises(DataError, match=r"no record of a run at 'notes\.txt'"):
-        record.files("notes.txt")
+        record.list_files("notes.txt")
 
 
 def test_the_newest_run_that_trained_is_taken():
@@ -121,7 +121,7 @@ def test_the_newest_run_that_trained_is_taken():
     for number, began, *files in ((0, 3, last), (1, 9), (2, 1, last), (10, 2, last)):
         made(f"runs/mine/version_{number}", *files, began=began)
     assert find_run("mine", "recipe") == Path("runs/mine/version_0")
-    assert newest(Path("runs/mine"), "last") == Path("runs/mine/version_0", last)
+    assert newest_checkpoint(Path("runs/mine"), "last") == Path("runs/mine/version_0", last)
     # what is written later is no later beginning
     made("runs/mine/version_2", "metrics.csv", began=1)
     os.utime("runs/mine/version_2/metrics.csv", (99, 99))
@@ -135,14 +135,14 @@ def test_the_newest_run_that_trained_is_taken():
 
 def test_an_existing_folder_takes_precedence_over_a_name():
     named, own = made("runs/mine/version_0"), made("mine/version_3")
-    assert run_at("mine") == own
+    assert resolve_run("mine") == own
     shutil.rmtree("mine/version_3")  # and a folder without runs does not
-    assert run_at("mine") == named
+    assert resolve_run("mine") == named
     inside = ("config.yaml", "model", "adapter", "checkpoints")
     for name in inside[1:]:
         (named / name).mkdir()
-    assert {run_at(f"runs/mine/version_0/{name}") for name in inside} == {named}
-    assert run_at("runs") is None
+    assert {resolve_run(f"runs/mine/version_0/{name}") for name in inside} == {named}
+    assert resolve_run("runs") is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_name_without_a_run_and_a_run_without_a_record_are_errors(word, messag
         made(f"runs/{place}/version_0")
     Path("runs/quickstart/version_0/record").mkdir()
     with pytest.raises(DataError) as refusal:
-        record.files(word)
+        record.list_files(word)
     assert message in str(refusal.value)
 
 
@@ -183,7 +183,7 @@ def test_a_run_without_the_files_a_command_needs_is_refused(capsys):
 def test_the_best_checkpoint_is_taken_or_else_the_last(trained, capsys):
     run = trained
     best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
-    assert checkpoint("recipe") == str(named_in(run)) == best
+    assert checkpoint("recipe") == str(find_named_checkpoint(run)) == best
     assert checkpoint("recipe", "last") == checkpoint(last) == last
     # the folders of what was exported at the end mean the same one
     assert checkpoint(run / "model") == best

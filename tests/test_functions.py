@@ -45,11 +45,11 @@ from turnrl import (
     score_group,
 )
 from turnrl.agent.function_tools import FunctionTool
-from turnrl.agent.functions import described
+from turnrl.agent.functions import describe_function
 from turnrl.agent.running import on_loop
 from turnrl.data.fields import Fields
 from turnrl.plugin.errors import PluginError, TrajectoryLost
-from turnrl.rewards.scoring import Tally, group_tallies, rewards_of, score_groups
+from turnrl.rewards.scoring import Tally, convert_rewards, score_groups, tally_groups
 from turnrl.testing import ScriptedEngine
 from turnrl.types import ToolSession
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
@@ -105,7 +105,7 @@ PLACE = {
 
 
 def test_a_functions_schema_is_whole_in_each_place_and_without_titles_but_the_users_own():
-    spec = described(distance).spec
+    spec = describe_function(distance).spec
     assert (spec.name, spec.description) == (
         "distance",
         "Measure how far a trip is.\n\nIt is slow.",
@@ -145,13 +145,13 @@ def test_a_functions_schema_is_whole_in_each_place_and_without_titles_but_the_us
         """Cut a tree."""
         return str(tree)
 
-    description = described(prune)  # a type that contains itself stays a definition
+    description = describe_function(prune)  # a type that contains itself stays a definition
     assert description.spec.parameters["properties"] == {"tree": {"$ref": "#/$defs/Tree"}}
     assert description.bind({"tree": {"branches": [{}]}}) == {"tree": Tree(branches=[Tree()])}
 
 
 def test_arguments_arrive_as_objects_with_the_defaults_of_the_function():
-    bound = described(distance).bind(
+    bound = describe_function(distance).bind(
         {
             "start": {"name": "Utrecht"},
             "trip": {"title": "North", "stops": [{"name": "Assen", "latitude": 53}]},
@@ -173,7 +173,7 @@ def test_arguments_arrive_as_objects_with_the_defaults_of_the_function():
 
 def test_an_argument_that_only_the_type_refuses_is_the_policys_mistake():
     with pytest.raises(PolicyMistake, match=r"^bad arguments: day: .*valid date"):
-        described(distance).bind(
+        describe_function(distance).bind(
             {"start": {"name": "A"}, "trip": {"title": "B"}, "day": "2026-02-31"}
         )
 
@@ -201,10 +201,10 @@ class Shelf:
 @pytest.mark.parametrize(
     "description",
     [
-        described(Shelf().find),
-        described(Shelf.find, skip=("self",)),
-        described(functools.partial(google, top_k=1), name="find", skip=()),
-        described(functools.partial(google, "words"), name="find"),
+        describe_function(Shelf().find),
+        describe_function(Shelf.find, skip=("self",)),
+        describe_function(functools.partial(google, top_k=1), name="find", skip=()),
+        describe_function(functools.partial(google, "words"), name="find"),
     ],
 )
 def test_methods_and_partial_functions_leave_out_bound_arguments(description):
@@ -655,11 +655,11 @@ class Longest(OutcomeReward):
 
 def test_numbers_that_a_reward_logs_become_metrics():
     other = [dataclasses.replace(attempt, question=Question("q2", "Who?", NL)) for attempt in GROUP]
-    rewards = [Longest(), *rewards_of([noting])]
+    rewards = [Longest(), *convert_rewards([noting])]
     groups = score_groups([GROUP, other[:1]], rewards)
     # (3 + 0) / 2
     assert [group.logged for group in groups] == [{"longest": 2, "length": 1.5}] * 2
-    assert group_tallies(groups, rewards)["log/length"] == Tally(4.5, 3)
+    assert tally_groups(groups, rewards)["log/length"] == Tally(4.5, 3)
 
 
 @pytest.mark.parametrize("figures", [{"a": math.nan}, [("a", 1.0)]])
@@ -792,12 +792,12 @@ def test_an_error_names_a_function_whose_module_cannot_be_imported(tmp_path, mon
 def test_a_questions_system_message_stands_before_the_schemes(segmenter, chat):
     asked = dataclasses.replace(QUESTION, system="Be brief.<|im_end|>")
     rollout = Rollout(segmenter(), [google])
-    plain, own = (rollout.scheme.messages(question, chat) for question in (QUESTION, asked))
+    plain, own = (rollout.segmenter_loop.messages(question, chat) for question in (QUESTION, asked))
     assert [message["role"] for message in own] == ["system", "user"]
     assert own[0]["content"].startswith("Be brief.")
     assert "<|im_end|>" not in own[0]["content"]
     assert own[0]["content"].endswith(f"\n\n{plain[0]['content']}")
     assert own[1:] == plain[1:]
-    alone = Rollout(segmenter(instructions=""), [google]).scheme.messages(asked, chat)
+    alone = Rollout(segmenter(instructions=""), [google]).segmenter_loop.messages(asked, chat)
     assert alone[0]["content"].startswith("Be brief.")
     assert len(alone[0]["content"]) < 40

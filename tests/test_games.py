@@ -54,7 +54,7 @@ def played(chat, name, seed, says, size=1):
     )
     rollout.check(chat)
     question = Question(f"seed {seed}", "Play.", metadata={"seed": seed})
-    with rollout.live():
+    with rollout.running_tools():
         (group,) = rollout.play(engine, chat, [question], size, (0,))
     return group
 

@@ -13,7 +13,7 @@ import torch
 import turnrl
 from commands import RECIPE, fails, save
 from turnrl.cli import main
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.policy.settings import Lora
 
 pytestmark = [
@@ -64,12 +64,14 @@ def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
     with torch.device("cuda"):  # as Lightning does
         policy.load("cuda")
     assert policy.way.share
-    assert policy.in_force["attention while learning"] == "prompts once, torch's varlen kernel"
+    assert (
+        policy.active_choices["attention while learning"] == "prompts once, torch's varlen kernel"
+    )
     assert {p.device.type for p in policy.parameters()} == {"cuda"}
     assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}
-    engine = installed("turnrl_engines")["Slots"]()
+    engine = load_classes("turnrl_engines")["Slots"]()
     engine.start(policy, 64)
-    in_force = dict(engine.in_force)
+    in_force = dict(engine.active_choices)
     engine.close()
     assert in_force, "the engine says nothing of its choices"
 

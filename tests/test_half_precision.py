@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from turnrl import Policy, Sampling
-from turnrl.policy.compute import adapted_layers, joint_product
+from turnrl.policy.compute import find_adapted_layers, joint_product
 from turnrl.policy.settings import Lora
 from turnrl_slots import Slots
 
@@ -56,7 +56,7 @@ def policies(quantization):
 
 def read(policy, rows):
     """Log-probabilities as they are learned from."""
-    return torch.cat([scores.logprobs for scores in policy.read(rows)]).double()
+    return torch.cat([scores.logprobs for scores in policy.score_tokens(rows)]).double()
 
 
 def sampled(policy, rows, decode_weights):
@@ -132,7 +132,7 @@ def test_bfloat16_sees_an_adapter_from_its_fifth_step_on(scene, way):
 def test_a_dense_layer_computes_what_its_adapter_does(scene):
     half, _, move, _ = scene
     move(2000)
-    layer = adapted_layers(half.network)[0]
+    layer = find_adapted_layers(half.network)[0]
     dense, x = layer.dense(), grid(5, layer.base.in_features)
     with torch.no_grad():
         assert torch.equal(dense(x), layer(x))

@@ -10,7 +10,7 @@ from hostile import MOST_S, cpu_s, too_slow
 from rollouts import Look
 from turnrl import ToolCall, read_call
 from turnrl.agent.toolbox import Toolbox
-from turnrl.plugin.text import contained_answer, neutralize, normalize_answer, visible
+from turnrl.plugin.text import find_contained_answer, make_visible, neutralize, normalize_answer
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
 SEGMENTERS = {
@@ -72,9 +72,9 @@ class Queries(Look):
 )
 def test_a_call_of_thousands_of_values_is_checked_in_time(arguments, why):
     tool = Toolbox([Queries()], str, 1).tools["look"]
-    problem = tool.problem(ToolCall("look", arguments))
+    problem = tool.find_problem(ToolCall("look", arguments))
     assert problem is None if why is None else problem.startswith(f"bad arguments: {why}")
-    assert cpu_s(lambda: tool.problem(ToolCall("look", arguments))) <= MOST_S
+    assert cpu_s(lambda: tool.find_problem(ToolCall("look", arguments))) <= MOST_S
 
 
 TAGS = ("think", "tool_call", "tool_response", "answer", "tools", "tool")
@@ -82,8 +82,8 @@ CONTROL = ["<s>", "</s>", "[gMASK]", *(f"<|reserved_{i}|>" for i in range(6000))
 WORK = {
     "neutralize": lambda text: neutralize(text, TAGS, CONTROL),
     "normalize_answer": normalize_answer,
-    "contained_answer": lambda text: contained_answer(text, ["a", "Paris", text]),
-    "visible": visible,
+    "contained_answer": lambda text: find_contained_answer(text, ["a", "Paris", text]),
+    "visible": make_visible,
 }
 
 
@@ -95,11 +95,14 @@ def test_a_text_is_made_safe_to_read_in_time(work):
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [64, 512, 4096])
 def test_a_chat_format_makes_any_result_safe_in_time(chat, limit):
-    assert too_slow(lambda text: chat.safe(text, TAGS, limit)) == {}
+    assert too_slow(lambda text: chat.sanitize(text, TAGS, limit)) == {}
 
 
 @pytest.mark.slow
 def test_a_chat_format_tokenises_any_text_in_time(chat):
     end = chat.end_ids[-1]
-    assert too_slow(lambda text: chat.text(chat.turn(text, ("</none>",)))) == {}
-    assert too_slow(lambda text: chat.observation([{"role": "user", "content": text}], end)) == {}
+    assert too_slow(lambda text: chat.decode_turn(chat.encode_turn(text, ("</none>",)))) == {}
+    assert (
+        too_slow(lambda text: chat.encode_observation([{"role": "user", "content": text}], end))
+        == {}
+    )

@@ -9,8 +9,8 @@ import pytest
 
 from hostile import MOST_S, cpu_s, too_slow
 from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, score_group
-from turnrl.rewards.answers import says_nothing
-from turnrl.rewards.scoring import curves
+from turnrl.rewards.answers import is_empty_answer
+from turnrl.rewards.scoring import compute_curves
 from turnrl.types import Phrase
 from turnrl_rewards import (
     F1,
@@ -58,7 +58,7 @@ def test_no_answer_takes_long_to_compare(rule):
 
     assert not too_slow(compare)
     assert not too_slow(compare, before="The answer is ", after=" or 12, so B")
-    assert not too_slow(lambda text: says_nothing(text, question))
+    assert not too_slow(lambda text: is_empty_answer(text, question))
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_no_result_or_call_takes_long_to_score(rule):
             call, result = ToolCall("search", {"query": text}), ToolResult(text + found)
             searched = Turn(text, Reading((call,)), (result,))
             attempt = Trajectory(question, (searched, Turn(text, Reading(answer="x"))), "answer")
-            curves(attempt)
+            compute_curves(attempt)
 
         assert not too_slow(score)
 
@@ -121,7 +121,7 @@ def test_an_answer_that_nobody_sees_is_empty_in_every_scheme(unseen):
             reading = scheme.read(text, turn, False)
             assert reading.format_error == "the answer is empty"
             attempt = Trajectory(question, (Turn(text, reading),), "turns")
-            assert WellFormed().score(attempt) == curves(attempt)["format"] == 0
-    assert says_nothing(unseen, question)
-    assert says_nothing(f"{unseen}. -", question)
-    assert not says_nothing("π", question)
+            assert WellFormed().score(attempt) == compute_curves(attempt)["format"] == 0
+    assert is_empty_answer(unseen, question)
+    assert is_empty_answer(f"{unseen}. -", question)
+    assert not is_empty_answer("π", question)

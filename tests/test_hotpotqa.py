@@ -27,7 +27,7 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.data.fields import Fields
 from turnrl.data.paragraphs import HotpotParagraphs
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.testing import check_source
 from turnrl_rewards import Progress, SupportSeen
 from turnrl_wiki_search import WikiSearch, embedded
@@ -184,7 +184,7 @@ def test_a_users_file_is_read_as_one_split_in_either_layout(hub, tmp_path, endin
 
 def test_the_source_keeps_to_the_contract(hub):
     check_source(HotpotParagraphs())
-    assert installed("turnrl_datasets")["HotpotParagraphs"] is HotpotParagraphs
+    assert load_classes("turnrl_datasets")["HotpotParagraphs"] is HotpotParagraphs
 
 
 # --- what is wrong with the data ---

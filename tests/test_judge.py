@@ -489,12 +489,12 @@ def test_a_mistake_is_reported_before_anything_is_asked(options, message):
 INTERRUPTED = """
 import sys
 from turnrl import Question, Reading, Trajectory, Turn
-from turnrl.plugin.signals import stopping
+from turnrl.plugin.signals import interrupt_on_sigterm
 from turnrl_rewards import LLMJudge, JudgeServer
 
 turn = Turn("text", Reading(answer="Rome"))
 some = Trajectory(Question("q", "?", ("Paris",)), (turn,), "answer")
-with stopping():
+with interrupt_on_sigterm():
     try:
         LLMJudge(JudgeServer(sys.argv[1], "m")).prepare([some], None)
     except KeyboardInterrupt:

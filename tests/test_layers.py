@@ -169,7 +169,7 @@ def run(code: str) -> str:
 def test_importing_turnrl_and_its_plugins_loads_no_torch():
     loaded = run(
         "import sys, turnrl.testing; from turnrl.plugin import hooks; "
-        "hooks.installed('turnrl_tools'); "
+        "hooks.load_classes('turnrl_tools'); "
         "print({'torch', 'lightning', 'transformers', 'datasets', 'numpy'} & set(sys.modules))"
     )
     assert loaded.strip() == "set()"

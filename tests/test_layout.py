@@ -169,7 +169,7 @@ def test_sequences_are_batched_by_shared_prefix_and_otherwise_by_length():
 
 def logprobs_and_gradient(policy, rows, share, weights):
     policy.zero_grad()
-    with policy.evaluating():
+    with policy.eval_mode():
         logprobs, entropy, _ = policy(lay_out(rows, share), 0.8)
         (logprobs * weights).sum().backward()
     gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
@@ -275,7 +275,7 @@ def test_a_model_with_custom_attention_gets_padded_rows_and_one_log_message(rand
     ((members, layout),) = policy.forward_passes(rows, 1000)
     assert layout.attention_mask is not None
     assert len(members) == 2
-    assert len(policy.read(rows, 1000)) == 2
+    assert len(policy.score_tokens(rows, 1000)) == 2
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,6 @@ def test_a_run_exports_the_policy_that_load_takes(recipe, tiny_model, capsys, lo
     save({**recipe, "model": {**recipe["model"], "policy": policy}}, "exported.yaml")
     exported = load("exported.yaml")
     row = ([5, 9, 33, 71, 120, 8], [False] + [True] * 5)
-    read = [module.policy.read([row])[0].logprobs for module in (best, exported, final)]
+    read = [module.policy.score_tokens([row])[0].logprobs for module in (best, exported, final)]
     assert torch.equal(read[0], read[1])
     assert not torch.equal(read[0], read[2])

@@ -41,8 +41,8 @@ from turnrl.policy.settings import Lora
 from turnrl.recipe.build import CLASSES
 from turnrl.recipe.explain import faults
 from turnrl.recipe.invocation import read_invocation
-from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
-from turnrl.recipe.merging import each_value, filled_in
+from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key_message
+from turnrl.recipe.merging import expand_variables, map_values
 from turnrl.watch.recorder import Recorder
 from turnrl_rewards import Number
 from worlds import Answered, Echo, Idle, Letters, Numbers
@@ -310,7 +310,7 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
         **recipe["model"],
         "policy": {"model": "$SCRATCH/models/tiny", "chat_template": "$HOME"},
     }
-    filled = {key: each_value(value, filled_in, key) for key, value in contents.items()}
+    filled = {key: map_values(value, expand_variables, key) for key, value in contents.items()}
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}
     assert filled["model"]["policy"] == policy
     (tool,) = filled["model"]["rollout"]["tools"]
@@ -489,7 +489,9 @@ data_seed deepspeed fsdp use_liger_kernel push_to_hub hub_model_id resume_from_c
 def test_every_setting_of_trl_has_an_answer():
     answer = r"\. Set .+ instead\.$|\. turnrl has no such setting, because .+\.$"
     for name in [*GRPO_CONFIG.split(), *TRAINING_ARGUMENTS.split()]:
-        assert re.search(answer, unknown_key(f"model.{name}", ["group_size"], "MTGRPO")), name
+        assert re.search(answer, unknown_key_message(f"model.{name}", ["group_size"], "MTGRPO")), (
+            name
+        )
 
 
 def test_every_setting_that_stands_for_another_exists():

@@ -84,7 +84,7 @@ def play(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
     if checked:
         rollout.check(chat)
     questions = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(count)]
-    with rollout.live():
+    with rollout.running_tools():
         engine = ScriptedEngine(chat.tokenizer, policy)
         return rollout.begin(engine, chat, questions, size, (0,), 0).result()
 
@@ -115,7 +115,7 @@ def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(cha
 
 def test_the_tools_spec_follows_the_servers_action_schema(serve):
     url = serve().url
-    spec = on_loop(OpenEnv(url)._described())
+    spec = on_loop(OpenEnv(url)._describe_tool())
     assert (spec.name, spec.description) == ("step", "Move the lift.")
     assert spec.parameters == {
         "type": "object",
@@ -131,7 +131,7 @@ def test_the_tools_spec_follows_the_servers_action_schema(serve):
         "additionalProperties": False,
     }
     ride = OpenEnv(url + "/", description="Ride.")
-    assert on_loop(ride._described()).description == "Ride."
+    assert on_loop(ride._describe_tool()).description == "Ride."
 
 
 class Page(BaseHTTPRequestHandler):
@@ -159,7 +159,7 @@ def test_an_action_schema_keeps_its_defaults_and_recursive_types():
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         tool = OpenEnv(f"http://127.0.0.1:{server.server_port}")
-        spec = on_loop(tool._described())
+        spec = on_loop(tool._describe_tool())
     assert spec.parameters["properties"]["note"]["default"] == {"title": "x", "a": 1}
     schema = Draft202012Validator(spec.parameters)
     assert schema.is_valid({"start": {"title": "a", "inside": [{"title": "b"}]}})
@@ -180,7 +180,7 @@ def test_a_full_server_is_waited_for_and_then_named(chat, serve):
     on_loop(tool.start())
 
     async def visit():
-        other = await Connection.opened(tool.url, 9)
+        other = await Connection.open(tool.url, 9)
         try:
             with pytest.raises(ToolError, match=r"does not answer \(Server at capacity.*capacity"):
                 await tool.open(QUESTION)

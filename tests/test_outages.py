@@ -247,7 +247,7 @@ def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
     tool = search_tool("secrets", None, cache=str(tmp_path / "cache.sqlite"))
     tool.check()
     assert ask(tool, "Paris")[0].ok
-    shown = [repr(tool), repr(tool.__dict__), repr(tool._opened().__dict__), caplog.text]
+    shown = [repr(tool), repr(tool.__dict__), repr(tool._open_index().__dict__), caplog.text]
     wrong = [
         ({"TURNRL_ES_CA_CERTS": ""}, "certificate .* is not trusted .*Set TURNRL_ES_CA_CERTS"),
         ({"TURNRL_ES_PASSWORD": ""}, "a request without credentials .*Set TURNRL_ES_API_KEY"),

@@ -27,8 +27,8 @@ from turnrl.plugin.patience import (
     Patience,
     Unavailable,
     is_loopback,
-    pause_s,
-    raise_if_away,
+    raise_if_unavailable,
+    retry_pause_s,
     short_reason,
 )
 
@@ -112,13 +112,13 @@ async def get_async(port, path="/"):
 @pytest.mark.parametrize("status", [408, 429, 500])
 def test_a_status_that_may_change_is_raised_with_the_time_to_wait(status):
     with pytest.raises(Unavailable, match="status so") as raised:
-        raise_if_away(status, "status so", {"retry-after": "7"})
+        raise_if_unavailable(status, "status so", {"retry-after": "7"})
     assert raised.value.retry_after_s == 7
 
 
 @pytest.mark.parametrize("status", [200, 404])
 def test_a_status_that_stays_is_raised_by_nobody(status):
-    raise_if_away(status, "status so", {"retry-after": "7"})
+    raise_if_unavailable(status, "status so", {"retry-after": "7"})
 
 
 def test_a_servers_answer_is_shortened_to_one_line_without_secrets():
@@ -158,9 +158,9 @@ def test_a_retry_after_is_seconds_or_a_date_and_a_minute_at_most(header, wanted)
 
 def test_pauses_double_up_to_eight_seconds_and_never_fall_below_the_servers_wish():
     for failures, most in ((1, 0.25), (2, 0.5), (5, 4), (6, 8), (5000, 8)):
-        pauses = [pause_s(failures, Unavailable("busy")) for _ in range(200)]
+        pauses = [retry_pause_s(failures, Unavailable("busy")) for _ in range(200)]
         assert most / 2 <= min(pauses) < max(pauses) <= most
-    assert pause_s(1, Unavailable("busy", "20")) == 20
+    assert retry_pause_s(1, Unavailable("busy", "20")) == 20
 
 
 def test_an_outage_is_printed_once_when_it_begins_and_once_when_it_ends(serve, capsys):

@@ -30,19 +30,27 @@ from commands import RECIPE, save
 from runs import data, make_module
 from turnrl import Policy, RecipeError
 from turnrl.cli import main
-from turnrl.engines import Beside
+from turnrl.engines import ServerMemory
 from turnrl.plugin.errors import parse_bytes
-from turnrl.plugin.text import gigabytes
-from turnrl.policy.compute import adapted_layers
+from turnrl.plugin.text import format_gigabytes
+from turnrl.policy.compute import find_adapted_layers
 from turnrl.policy.settings import Lora
-from turnrl.policy.trials import Way
+from turnrl.policy.trials import ForwardMethod
 from turnrl.testing import ScriptedEngine
 from turnrl.types import Start
-from turnrl_doctor.counts import ENGINE, PHASES, learning, memory, reading, resident, stepping
+from turnrl_doctor.counts import (
+    ENGINE,
+    PHASES,
+    decode_bytes,
+    learning_bytes,
+    memory_by_phase,
+    prefill_bytes,
+    resident_bytes,
+)
 from turnrl_doctor.memory import MemoryPlan
 from turnrl_doctor.plan import Card, choose, table
 from turnrl_doctor.planning import given_settings, work_of
-from turnrl_doctor.work import NAMES, Choice, Decoder, Work, decoder_of
+from turnrl_doctor.work import NAMES, Choice, Decoder, Work, read_decoder
 from turnrl_vllm import VLLM
 
 META = torch.device("meta")
@@ -185,8 +193,8 @@ def counted(
     patch.setattr("turnrl.policy.loading.fingerprint", lambda *args: "")
     patch.setattr("turnrl.policy.model.check_head", lambda policy: None)
     patch.setattr(
-        "turnrl.policy.model.choose_way",
-        lambda policy: Way(
+        "turnrl.policy.model.choose_method",
+        lambda policy: ForwardMethod(
             policy.settings.share_prefixes, policy.compute_dtype == torch.bfloat16, "as on a GPU"
         ),
     )
@@ -244,16 +252,16 @@ def test_the_weights_of_a_model_are_counted_from_its_configuration(config):
 
     with META:
         network = transformers.AutoModelForCausalLM.from_config(config)
-    shape = decoder_of(config)
+    shape = read_decoder(config)
     whole = sum(p.numel() for p in network.parameters())
-    near(shape.dense + shape.embedded + shape.rest, whole, 0.005)
+    near(shape.dense + shape.embedding_weights + shape.rest, whole, 0.005)
 
 
 def test_an_unknown_architecture_is_refused_with_a_reason():
     experts = SimpleNamespace(model_type="mixed", num_local_experts=8)
     experts.get_text_config = lambda: experts
     with pytest.raises(LookupError, match="mixed routes tokens among experts"):
-        decoder_of(experts)
+        read_decoder(experts)
 
 
 # ------------------------------------------------------------ beside counted bytes
@@ -268,7 +276,7 @@ def engine_bytes(policy, count, tokens, rows):
     from turnrl_slots.decode import StepBuffers
     from turnrl_slots.kernel import Tables
     from turnrl_slots.pages import Pool, Shapes
-    from turnrl_slots.sizes import ROWS, pages_of
+    from turnrl_slots.sizes import ROWS, count_pages
 
     shapes = Shapes()
     with torch.inference_mode():
@@ -289,7 +297,7 @@ def engine_bytes(policy, count, tokens, rows):
         def hidden(ids, positions, attend):
             return policy.hidden(ids[None], None, positions[None], attend=attend)[0]
 
-        step = StepBuffers(pool, hidden, rows, pages_of(2048))
+        step = StepBuffers(pool, hidden, rows, count_pages(2048))
         with count.above() as stepped:
             states = step.compute()
         plain = [Sampling(8, temperature=0.9)] * rows
@@ -320,7 +328,7 @@ def test_planned_bytes_match_what_a_7b_model_allocates(monkeypatch, layers, agai
         gradient_checkpointing=again,
     )  # fmt: skip
     work = replace(TRIVIA, shape=replace(SEVEN, layers=layers))
-    near(sum(resident(work).values()), model.bytes.now, 0.01)
+    near(sum(resident_bytes(work).values()), model.bytes.now, 0.01)
 
     for budget in (4096, 8192):
         host, layout = model.layout(budget, 350, 125, 1100)
@@ -331,7 +339,7 @@ def test_planned_bytes_match_what_a_7b_model_allocates(monkeypatch, layers, agai
         peak = max(forward[0], forward[1] + backward[0])
         tokens = host.input_ids.shape[1]
         redone = layers if again is True else again
-        planned = learning(work, tokens, redone, len(host.ragged.keys), len(host.targets))
+        planned = learning_bytes(work, tokens, redone, len(host.ragged.keys), len(host.targets))
         near(sum(planned.values()), peak)
         del logprobs, layout
         for weight in model.policy.parameters():
@@ -340,8 +348,8 @@ def test_planned_bytes_match_what_a_7b_model_allocates(monkeypatch, layers, agai
     model.policy.network.eval()
     for tokens, rows in ((16_384, 32), (4096, 300)):
         read, stepped = engine_bytes(model.policy, model.bytes, tokens, rows)
-        near(reading(work, tokens, rows), read)
-        near(stepping(work, rows), stepped)
+        near(prefill_bytes(work, tokens, rows), read)
+        near(decode_bytes(work, rows), stepped)
 
 
 # ------------------------------------------------------------------------- choice
@@ -377,17 +385,17 @@ def test_settings_from_the_recipe_are_kept_and_shown_as_given():
 
 
 def test_an_engine_in_its_own_process_has_its_share_of_each_phase():
-    beside = Beside(int(0.5 * 85e9), 3 * 10**9)
+    beside = ServerMemory(int(0.5 * 85e9), 3 * 10**9)
     plan = choose(replace(TRIVIA, sampled=False, beside=beside), card(80), {})
     alone = choose(replace(TRIVIA, sampled=False), card(80), {})
     shares = [plan.memory[phase].get(ENGINE, 0) for phase in PHASES]
     assert shares == [0, beside.sampling, beside.learning, beside.learning, beside.learning]
     assert plan.total("sampling") == alone.total("sampling") + beside.sampling
     with pytest.raises(RecipeError, match=r"is the engine's process .*--gpu-memory-utilization"):
-        choose(replace(TRIVIA, sampled=False, beside=Beside(78 * 10**9, 0)), card(80), {})
+        choose(replace(TRIVIA, sampled=False, beside=ServerMemory(78 * 10**9, 0)), card(80), {})
     # what it keeps meanwhile leaves less for minibatches
     awake = choose(
-        replace(TRIVIA, sampled=False, beside=Beside(50 * 10**9, 50 * 10**9)), card(80), {}
+        replace(TRIVIA, sampled=False, beside=ServerMemory(50 * 10**9, 50 * 10**9)), card(80), {}
     )
     assert awake.choice.minibatch_tokens < plan.choice.minibatch_tokens
 
@@ -441,16 +449,18 @@ def test_mixed_precision_is_planned_with_float32_weights(tiny_model):
     whole = replace(work, mixed=False)
     rounded = 2 * (work.shape.dense + work.shape.vocab * work.shape.hidden)
     for phase in ("sampling", "learning"):
-        mixed_bytes, plain_bytes = (sum(memory(w, Choice())[phase].values()) for w in (work, whole))
+        mixed_bytes, plain_bytes = (
+            sum(memory_by_phase(w, Choice())[phase].values()) for w in (work, whole)
+        )
         assert mixed_bytes - plain_bytes == rounded
 
 
 def test_dense_weights_are_planned_at_the_size_that_they_take(tiny_model):
     module = make_module(tiny_model, policy={"dtype": "bfloat16", "lora": Lora(r=4)})
     work = work_of(Start(torch.device("cpu"), module, data()))
-    layers = adapted_layers(module.policy.load())
+    layers = find_adapted_layers(module.policy.load())
     assert work.dense_copy == sum(layer.dense_bytes for layer in layers)
-    sampled = memory(work, Choice(decode_weights="dense"))["sampling"]
+    sampled = memory_by_phase(work, Choice(decode_weights="dense"))["sampling"]
     assert sampled["dense weights"] == work.dense_copy
 
 
@@ -566,7 +576,7 @@ def test_the_work_of_a_recipe_is_read_from_its_parts(tiny_model):
     assert (work.shape.hidden, work.shape.layers, work.moments) == (64, 2, 2)
     start.module.policy.load()
     weights = start.module.policy.trainable_parameters().values()
-    assert work.trained == sum(p.numel() for p in weights)
+    assert work.trained_weights == sum(p.numel() for p in weights)
 
 
 def test_a_full_model_is_planned_with_all_its_weights(tiny_model):
@@ -574,7 +584,7 @@ def test_a_full_model_is_planned_with_all_its_weights(tiny_model):
     work = work_of(start)
     start.module.policy.load()
     whole = sum(p.numel() for p in start.module.policy.parameters())
-    near(work.trained, whole, 0.01)
+    near(work.trained_weights, whole, 0.01)
     assert (work.size, work.moments) == (4, 0)
 
 
@@ -591,9 +601,10 @@ def test_the_tables_on_the_page_match_the_computed_plan():
             assert table(plan) in page
         choice = plan.choice
         row = (
-            f"| {choice.slots} | {gigabytes(choice.kv_memory)} GB | {choice.prefill_tokens:,} "
+            f"| {choice.slots} | {format_gigabytes(choice.kv_memory)} GB | "
+            f"{choice.prefill_tokens:,} "
             f"| {choice.minibatch_tokens:,} | {choice.gradient_checkpointing} "
-            f"| {choice.decode_weights} | {gigabytes(max(map(plan.total, PHASES)))} GB |"
+            f"| {choice.decode_weights} | {format_gigabytes(max(map(plan.total, PHASES)))} GB |"
         )
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {size} GB (")]
         assert row in line

@@ -210,9 +210,9 @@ def test_a_reply_that_was_cancelled_leaves_a_history_that_is_right(tiny_policy):
     trajectory = play_one(tiny_policy, play, says)
     first, second = trajectory.samples
     x = tuple(tiny_policy.tokenizer("x")["input_ids"])
-    assert first.token_ids == (*chat.prompt(USER), *x)
+    assert first.token_ids == (*chat.encode_prompt(USER), *x)
     on = [*USER, {"role": "assistant", "content": "x"}, {"role": "user", "content": "on"}]
-    assert second.token_ids == (*chat.prompt(on), *x)
+    assert second.token_ids == (*chat.encode_prompt(on), *x)
     assert len(trajectory.turns) == 2
 
 

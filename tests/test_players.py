@@ -38,7 +38,7 @@ from turnrl.testing import check_player
 from turnrl.types import ToolSession
 from turnrl_estimators import Branched
 from turnrl_rewards import StepReward
-from turnrl_rewards.progress import informed
+from turnrl_rewards.progress import informed_turns
 from turnrl_slots import Slots
 from worlds import Answered, Boundless, Called, Echo, Letters, Numbers
 
@@ -91,7 +91,7 @@ def test_an_agent_that_is_a_plain_coroutine_trains(tiny_model, tmp_path):
     for trajectory in module.experience.trajectories:  # one history, each message after the last
         assert len(trajectory.samples) == 1
         asked = f"{trajectory.question.text} Name what to look up."
-        prompt = chat.prompt([{"role": "user", "content": asked}])
+        prompt = chat.encode_prompt([{"role": "user", "content": asked}])
         assert trajectory.sample.prompt_ids == prompt
         shown = chat.tokenizer.decode(trajectory.sample.token_ids)
         for turn in trajectory.turns[:-1]:
@@ -288,7 +288,7 @@ def test_max_turns_ends_an_attempt_of_a_player(tiny_policy):
 
 def test_max_tokens_limits_each_history_of_a_player(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
-    prompt = len(chat.prompt([{"role": "user", "content": "?"}]))
+    prompt = len(chat.encode_prompt([{"role": "user", "content": "?"}]))
     (trajectory,) = scripted(
         tiny_policy, AsksForever(), ["xx"], max_tokens=prompt + 4
     ).trajectories[0]
@@ -406,10 +406,10 @@ def test_messages_that_continue_a_history_extend_it_and_others_start_a_new_one(t
     parts = [{k for k in sample.turn_index if k >= 0} for sample in trajectory.samples]
     assert parts == [{0, 1}, {2}, {3}]
     chat = ChatFormat(tiny_policy.tokenizer)
-    on = chat.observation([{"role": "user", "content": "on"}], None)
+    on = chat.encode_observation([{"role": "user", "content": "on"}], None)
     (first, *_) = trajectory.samples
     x = tiny_policy.tokenizer("x")["input_ids"]
-    assert list(first.token_ids) == [*chat.prompt(USER), *x, *on, *x]
+    assert list(first.token_ids) == [*chat.encode_prompt(USER), *x, *on, *x]
 
 
 def test_a_history_goes_on_only_with_the_tools_that_its_prompt_describes(tiny_model):
@@ -497,7 +497,7 @@ def test_the_last_turn_runs_a_step_but_no_search(tiny_policy):
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
     # what it did in the world informs nobody
     assert [[r.informs for r in turn.results] for turn in trajectory.turns] == [[True], [False]]
-    assert informed(trajectory, 2) == 1
+    assert informed_turns(trajectory, 2) == 1
     looked = walked(tiny_policy, Echo(), ["b"] * 2)
     assert looked.turns[1].results == ()
 
@@ -517,7 +517,7 @@ class Look(Echo):
 
 def test_a_step_counts_even_without_room_to_read_its_result(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
-    prompt = len(Rollout(Letters(), [Echo()]).scheme.prompt_ids(QUESTION, chat))
+    prompt = len(Rollout(Letters(), [Echo()]).segmenter_loop.prompt_ids(QUESTION, chat))
     trajectory = walked(tiny_policy, Steps(), ["b"] * 2, max_tokens=prompt + 2)
     assert (trajectory.ended_by, len(trajectory.turns)) == ("length", 1)
     assert trajectory.turns[0].reward == 1

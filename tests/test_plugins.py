@@ -21,8 +21,8 @@ from trajectories import sampled_turn, trajectory
 from turnrl import assign_credit
 from turnrl.cli import main
 from turnrl.plugin.errors import PluginError
-from turnrl.plugin.hooks import HOOKS, import_named, installed, load_plugins
-from turnrl.rewards.answers import says_nothing
+from turnrl.plugin.hooks import HOOKS, import_classes, load_classes, load_plugins
+from turnrl.rewards.answers import is_empty_answer
 from turnrl.types import Start
 from turnrl_doctor.checks import Rehearsal
 
@@ -88,11 +88,11 @@ def test_a_plugin_is_loaded_with_its_distribution_and_version(install):
     install("nothing", GOOD)
     plugin = loaded()["nothing"]
     assert (plugin.distribution, plugin.version) == ("nothing", "4.2")
-    (tool,) = plugin.brings("turnrl_tools")
-    assert installed("turnrl_tools")["Nothing"] is tool
-    assert {hook: plugin.brings(hook) for hook in HOOKS if hook != "turnrl_tools"} == dict.fromkeys(
-        (hook for hook in HOOKS if hook != "turnrl_tools"), ()
-    )
+    (tool,) = plugin.load_components("turnrl_tools")
+    assert load_classes("turnrl_tools")["Nothing"] is tool
+    assert {
+        hook: plugin.load_components(hook) for hook in HOOKS if hook != "turnrl_tools"
+    } == dict.fromkeys((hook for hook in HOOKS if hook != "turnrl_tools"), ())
 
 
 LAZY = GOOD.replace("[Nothing]", "['heavy:Nothing', 'broken_one:Lost']").replace(
@@ -103,12 +103,12 @@ LAZY = GOOD.replace("[Nothing]", "['heavy:Nothing', 'broken_one:Lost']").replace
 def test_a_class_behind_a_reference_is_imported_when_it_is_named(install, tmp_path):
     install("lazy", LAZY)
     (tmp_path / "heavy.py").write_text(TOOL)
-    import_named({"WikiSearch", "a text"})
+    import_classes({"WikiSearch", "a text"})
     assert "heavy" not in sys.modules
-    import_named({"Nothing"})
+    import_classes({"Nothing"})
     assert sys.modules.pop("heavy").Nothing
     with pytest.raises(PluginError, match=r"'lazy' of lazy 4.2.*broken_one:Lost.*No module"):
-        import_named({"Lost"})
+        import_classes({"Lost"})
 
 
 # -------------------------------------------------------------- broken plugins
@@ -146,7 +146,7 @@ def test_a_class_behind_a_reference_is_imported_when_it_is_named(install, tmp_pa
 def test_a_broken_plugin_is_named_with_the_cause_and_a_workaround(install, source, message):
     install("broken", source)
     with pytest.raises(PluginError, match=message) as caught:
-        installed("turnrl_tools")
+        load_classes("turnrl_tools")
     assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
     assert "set TURNRL_LOAD_PLUGINS to the comma-separated plugins to load" in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_the_variable_loads_only_the_plugins_it_names(install, monkeypatch):
     install("broken", "1 / 0")
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters, rewards")
     assert list(loaded()) == ["core", "rewards", "segmenters"]
-    assert set(installed("turnrl_tools")) == {"FunctionTool"}  # the core's own
+    assert set(load_classes("turnrl_tools")) == {"FunctionTool"}  # the core's own
 
 
 def test_the_variable_cannot_request_a_plugin_that_is_not_installed(install, monkeypatch):
@@ -205,7 +205,7 @@ def test_two_installed_classes_cannot_share_a_name(install):
     install("one", GOOD)
     install("two", GOOD)
     with pytest.raises(PluginError, match="two installed classes are called 'Nothing'"):
-        installed("turnrl_tools")
+        load_classes("turnrl_tools")
 
 
 def test_a_plugins_callback_joins_every_run_and_none_is_duplicated(
@@ -423,7 +423,7 @@ def test_the_answer_rule_in_the_docs_compares_years(examples):
     question = turnrl.Question("q", "When?", "4 May 1999", rule=examples["Year"]())
     answers = ("1999-05-04", "in 1999", "in 1998", "then")
     assert [turnrl.exact_match(a, question) for a in answers] == [True, True, False, False]
-    assert says_nothing("", question)
+    assert is_empty_answer("", question)
 
 
 def test_the_engine_in_the_docs_samples_concurrent_turns_as_it_samples_each_alone(

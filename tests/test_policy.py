@@ -63,14 +63,14 @@ def test_read_and_score_give_each_sequences_scores_and_score_their_gradient(tiny
     expected, entropies = naive_logprobs(tiny_policy.load(), 0.6)
     weight = tiny_policy.base.get_input_embeddings().weight
     (gradient,) = torch.autograd.grad(expected.sum(), weight)
-    for score in (tiny_policy.read, tiny_policy.score):
+    for score in (tiny_policy.score_tokens, tiny_policy.score_with_grad):
         scores = score(ROWS, 8, temperature=0.6)  # 8 tokens at once: several forward passes
         assert [len(of_row.logprobs) for of_row in scores] == [4, 2, 3]
         logprobs = torch.cat([s.logprobs for s in scores])
         assert torch.allclose(logprobs, expected, atol=1e-5)
         assert torch.allclose(torch.cat([s.entropy for s in scores]), entropies, atol=1e-4)
         assert not torch.cat([s.values for s in scores]).any()
-        assert logprobs.requires_grad == (score == tiny_policy.score)
+        assert logprobs.requires_grad == (score == tiny_policy.score_with_grad)
     assert torch.allclose(torch.autograd.grad(logprobs.sum(), weight)[0], gradient, atol=1e-4)
 
 
@@ -157,7 +157,7 @@ def test_an_adapter_leaves_out_layers_that_return_more_than_a_product(random_mod
     assert {n.split(".")[-4] for n in policy.trainable_state() if "lora_A" in n} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }
-    with policy.evaluating():
+    with policy.eval_mode():
         expected, _ = naive_logprobs(network, 1.0)
         logprobs, *_ = policy(lay_out(ROWS, share=False))
     assert torch.allclose(logprobs, expected, atol=1e-5)

@@ -475,7 +475,7 @@ def test_a_trajectory_consists_of_its_sampled_and_appended_tokens(chat, thinking
         assert sample.turn_index == tuple(k for k, ids in parts for _ in ids)
         for k, turn in enumerate(trajectory.turns):
             assert len(turn.results) in (0, len(turn.reading.calls))
-            assert turn.text == chat.text(ids_of(trajectory, k))
+            assert turn.text == chat.decode_turn(ids_of(trajectory, k))
 
 
 def test_tags_in_a_result_are_inert(chat):

@@ -37,8 +37,8 @@ from turnrl import (
     assign_credit,
 )
 from turnrl.cli import main
-from turnrl.plugin.text import visible
-from turnrl.rewards.scoring import curves, score_group
+from turnrl.plugin.text import make_visible
+from turnrl.rewards.scoring import compute_curves, score_group
 from turnrl.runs import columns, record
 from turnrl.types import Critic, Sample
 from turnrl.watch import recorder as recording
@@ -73,7 +73,7 @@ def kept(folder):
 
 
 def written(rows, folder, name="train-000000-0.parquet"):
-    recording.write(list(rows), folder / name)
+    recording.write_rows(list(rows), folder / name)
     return folder
 
 
@@ -87,7 +87,7 @@ def test_the_record_has_all_of_a_trajectory_and_its_credit(run):
         rows = record.read(kept(folder) / trained[iteration])
         pairs = zip(experience.groups, experience.credit, record.groups(rows), strict=True)
         for number, (group, credit, members) in enumerate(pairs):
-            again = record.group(members)
+            again = record.restore_group(members)
             assert again.outcome.equal(group.outcome)
             turns = max(len(whole.turns) for whole in group.trajectories)
             assert again.turn_rewards.equal(group.turn_rewards[:, :turns])
@@ -99,7 +99,7 @@ def test_the_record_has_all_of_a_trajectory_and_its_credit(run):
                 place = (row["iteration"], row["policy_version"], row["group"], row["member"])
                 assert place == (iteration + 1, 2 * iteration, number, i)
                 assert (row["question_id"], row["answer"]) == (group.question.id, whole.answer)
-                assert {name: row[name] for name in curves(whole)} == curves(whole)
+                assert {name: row[name] for name in compute_curves(whole)} == compute_curves(whole)
                 assert row["sample_tokens"] == [whole.tokens]
                 assert row["group_mean"] == pytest.approx(float(group.totals.mean()))
                 assert row["group_std"] == pytest.approx(float(group.totals.std()))
@@ -133,9 +133,9 @@ def test_every_field_of_any_trajectory_is_restored(tmp_path):
     turn = replace(sampled_turn("text", (1,), (-0.5,), reading, (odd,), cut=True), reward=-1.0)
     groups.append(score_group([trajectory(Question("q", "?"), (1,), (turn,), "answer")], [], 1))
     credit = [assign_credit(group, TurnLevel(gamma=0.9)) for group in groups]
-    made = [*recording.rows(groups, credit, "train", 3, 2, learner=trajectories.noted)]
+    made = [*recording.record_rows(groups, credit, "train", 3, 2, learner=trajectories.noted)]
     file = tmp_path / "one.parquet"
-    recording.write(made, file)
+    recording.write_rows(made, file)
     read = record.read_checked(file)
     assert read == record.read(file) == made
     for row, whole in zip(read, (t for g in groups for t in g.trajectories), strict=True):
@@ -170,7 +170,7 @@ def test_transcripts_show_the_best_and_the_worst_attempt_with_their_credit(run):
             assert f"question   {group.question.text}\n" in text
             i = group.totals.tolist().index(extreme(group.totals.tolist()))
             for turn in group.trajectories[i].turns:
-                assert visible(turn.text) in text  # a random policy says controls too
+                assert make_visible(turn.text) in text  # a random policy says controls too
             advantages = experience.credit[list(experience.groups).index(group)].turns
             assert f"advantage {float(advantages[i, 0]):+.3f}" in text
 
@@ -178,7 +178,7 @@ def test_transcripts_show_the_best_and_the_worst_attempt_with_their_credit(run):
 def test_whole_groups_are_kept_up_to_the_limit_and_at_least_one():
     groups = [group_of(4)] * 5  # of each of two processes
     counts = [
-        [recording.count_kept(groups, most, rank, 2) for rank in (0, 1)]
+        [recording.count_recorded_groups(groups, most, rank, 2) for rank in (0, 1)]
         for most in (None, 0, 3, 8, 17)
     ]
     assert counts == [[5, 5], [0, 0], [1, 0], [1, 1], [2, 2]]
@@ -200,7 +200,9 @@ def test_tokens_are_recorded_with_the_numbers_of_sampler_and_learner(run):
     # the weights of the first iteration are the model's own
     fresh = make_module(module.policy.settings.model).policy
     fresh.load()
-    read = fresh.read([t.token_rows[0] for t in trajectories], 4096, module.rollout.temperature)
+    read = fresh.score_tokens(
+        [t.token_rows[0] for t in trajectories], 4096, module.rollout.temperature
+    )
     for row, whole, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):
         sample = whole.sample
         assert tuple(row["token_ids"]) == sample.token_ids
@@ -240,7 +242,7 @@ def test_several_histories_are_recorded_in_sequence(tmp_path):
         return trajectories.noted(rows)
 
     group = score_group([several(4)], [], 3)
-    made = recording.rows([group], [None], "train", 1, 0, learner=learner)
+    made = recording.record_rows([group], [None], "train", 1, 0, learner=learner)
     (row,) = record.read(written(made, tmp_path))
     assert (row["prompt_tokens"], row["sample_tokens"]) == (2, [6, 2])
     assert row["policy_version"] == 0
@@ -261,8 +263,10 @@ def test_several_histories_are_recorded_in_sequence(tmp_path):
 def test_trajectories_of_several_histories_are_rebuilt_from_a_record(tmp_path):
     whole = replace(several(), begins=0)
     group = score_group([whole, attempt()], [], 3)
-    (first, other) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
-    again = record.group([first, other])
+    (first, other) = record.read(
+        written(recording.record_rows([group], [None], "train", 0, 0), tmp_path)
+    )
+    again = record.restore_group([first, other])
     for kept_one, original in zip(again.trajectories, group.trajectories, strict=True):
         assert sorted(kept_one.sampled_turns) == sorted(original.sampled_turns)
         assert [turn.reward for turn in kept_one.turns] == [turn.reward for turn in original.turns]
@@ -271,7 +275,7 @@ def test_trajectories_of_several_histories_are_rebuilt_from_a_record(tmp_path):
 def test_a_trajectory_without_tokens_has_rows_and_the_version_passed_in(tmp_path):
     silent = Trajectory(Question("q", "?", ("x",)), (Turn("t", Reading(answer="x")),), "answer")
     group = score_group([silent], [], 1)
-    (row,) = record.read(written(recording.rows([group], [None], "val", 2, 7), tmp_path))
+    (row,) = record.read(written(recording.record_rows([group], [None], "val", 2, 7), tmp_path))
     assert (row["policy_version"], row["prompt_tokens"], row["sample_tokens"]) == (7, None, [])
     assert [(turn["tokens"], turn["sample"]) for turn in row["turns"]] == [(0, None)]
     assert [row[name] for name in record.TOKENS] == [None] * 7
@@ -284,7 +288,7 @@ def test_reward_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
     answered = sampled_turn("a", (2,), (-0.5,), Reading(answer="a"))
     whole = trajectory(Question("q", "Long?", ("a",)), (1,), (searched, answered), "answer")
     group = score_group([whole], [Answered(), Called()], 3)
-    (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
+    (row,) = record.read(written(recording.record_rows([group], [None], "val", 0, 0), tmp_path))
     values = [Called().score(whole, k) for k in (0, 1)]
     assert values[0] != values[1]
     assert [turn["rewards"] for turn in row["turns"]] == [
@@ -294,7 +298,7 @@ def test_reward_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
         {"name": "outcome/answered", "value": Answered().score(whole)},
         {"name": "turn/called", "value": sum(values)},
     ]
-    text = record.transcript(row)
+    text = record.format_transcript(row)
     assert f"-- turn 1   reward {values[0]:.3f} (turn/called {values[0]:.3f})\nlook\n" in text
     assert f"-- turn 2   reward {values[1]:.3f} (turn/called {values[1]:.3f})\na\n" in text
 
@@ -321,7 +325,7 @@ def test_any_metadata_of_results_can_be_recorded(tmp_path):
     }
     results = [ToolResult("x", metadata=m) for m in (metadata, {}, circle, {"it": Broken()})]
     group = score_group([attempt(*results)], [], 1)
-    (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
+    (row,) = record.read(written(recording.record_rows([group], [None], "val", 0, 0), tmp_path))
     kept = [result["metadata"] for result in row["turns"][0]["results"]]
     assert json.loads(kept[0]) == {
         **{"passage_ids": ["7", "9"], "scores": [0.5, "nan"], "3": {"title": "Peru"}},
@@ -342,7 +346,7 @@ class Forgetful(AdvantageEstimator):
 
 def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
     def recorded_as(estimator):
-        row = next(recording.rows([group_of(2)], [None], "train", 1, 0, estimator=estimator))
+        row = next(recording.record_rows([group_of(2)], [None], "train", 1, 0, estimator=estimator))
         return json.loads(row["estimator"])
 
     assert recorded_as(OutcomeOnly(min_std=0.5)) == {
@@ -363,10 +367,10 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
 
 def test_a_record_is_found_by_its_run_folder_file_or_name(run, tmp_path, monkeypatch):
     folder, _, _ = run
-    every = record.files(folder / "version_0")
-    assert every == sorted(kept(folder).iterdir()) == record.files(str(kept(folder)))
-    assert record.files(every[0]) == [every[0]]
-    assert record.files(folder / "version_0", split="val") == every[2:]
+    every = record.list_files(folder / "version_0")
+    assert every == sorted(kept(folder).iterdir()) == record.list_files(str(kept(folder)))
+    assert record.list_files(every[0]) == [every[0]]
+    assert record.list_files(folder / "version_0", split="val") == every[2:]
     # of several runs the newest one that has a record
     monkeypatch.chdir(tmp_path)
     row = trajectories.row()
@@ -408,7 +412,7 @@ def test_mistakes_in_naming_a_record_are_errors(run):
 
 def test_a_file_that_is_torn_foreign_or_newer_is_refused(run, tmp_path):
     folder, _, _ = run
-    (file, *_) = record.files(folder / "version_0")
+    (file, *_) = record.list_files(folder / "version_0")
     whole = file.read_bytes()
     torn = tmp_path / "torn.parquet"
     for part in (whole[:-100], whole[: len(whole) // 2], b""):
@@ -435,7 +439,7 @@ def test_a_lone_surrogate_does_not_stop_the_run(tmp_path):
     turn = sampled_turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
     odd_one = trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
     group = score_group([odd_one], [], 1)
-    (row,) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
+    (row,) = record.read(written(recording.record_rows([group], [None], "train", 0, 0), tmp_path))
     assert len(row["turns"][0]["reading"]["calls"]) == 1
 
 
@@ -444,7 +448,7 @@ def test_groups_are_numbered_consecutively_across_batches_and_processes():
     numbers = [
         row["group"]
         for rank in (0, 1)
-        for row in recording.rows(groups, [None, None], "val", 0, 0, first=rank, step=2)
+        for row in recording.record_rows(groups, [None, None], "val", 0, 0, first=rank, step=2)
     ]
     assert sorted(numbers) == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -470,26 +474,28 @@ def test_figures_are_means_over_questions_with_intervals():
     # two attempts at each of two questions; the second question has no `answer_in_results`
     rows = [row(0, 1.0, 1.0, 0.5), row(0, 0.0, 0.0, 0.5), row(1, None, 1.0, 0.5)]
     rows += [row(1, None, 1.0, 1.5)]
-    figures = record.figures(rows)
+    figures = record.compute_metrics(rows)
     rewards = ["reward/outcome/0", "reward/outcome/1", "reward/total"]
     size = ["turns", "calls", "sampled_tokens"]
     assert [*figures] == [*record.CURVES, "f1", *rewards, *size]
     assert [figures[name].mean for name in size] == [2, 2, 6]
     interval = record.mean_interval
-    assert figures["exact_match"] == record.Figure(1.0, *interval([1.0, 1.0]), 2)
-    assert figures["answer_in_results"] == record.Figure(0.5, None, None, 1)
-    assert figures["turns"] == record.Figure(2.0, 2.0, 2.0, 2)
-    assert figures["reward/outcome/0"] == record.Figure(0.75, *interval([0.5, 1.0]), 2)
-    assert figures["reward/total"] == record.Figure(1.5, *interval([1.0, 2.0]), 2)
-    assert record.figures([row(1, None)])["answer_in_results"] == record.Figure(None, None, None, 0)
+    assert figures["exact_match"] == record.Metric(1.0, *interval([1.0, 1.0]), 2)
+    assert figures["answer_in_results"] == record.Metric(0.5, None, None, 1)
+    assert figures["turns"] == record.Metric(2.0, 2.0, 2.0, 2)
+    assert figures["reward/outcome/0"] == record.Metric(0.75, *interval([0.5, 1.0]), 2)
+    assert figures["reward/total"] == record.Metric(1.5, *interval([1.0, 2.0]), 2)
+    assert record.compute_metrics([row(1, None)])["answer_in_results"] == record.Metric(
+        None, None, None, 0
+    )
     # a reward that is all or nothing is a rate times its weight
-    half = record.figures([row(n, None, 1.0, 0.5 * (n % 2)) for n in range(9)])
-    assert half["reward/outcome/1"] == record.Figure(
+    half = record.compute_metrics([row(n, None, 1.0, 0.5 * (n % 2)) for n in range(9)])
+    assert half["reward/outcome/1"] == record.Metric(
         pytest.approx(2 / 9), *interval([0.5 * (n % 2) for n in range(9)], 0.5), 9
     )
     # a question of another split is another one
-    assert record.figures([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
-    assert record.figures([]) == {}
+    assert record.compute_metrics([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
+    assert record.compute_metrics([]) == {}
 
 
 OPENING = "opening    a wall\\x1b[2J\n           ‹/result› and a door\n-- turn 1"

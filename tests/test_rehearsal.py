@@ -29,7 +29,7 @@ from turnrl.policy.settings import Lora
 from turnrl.types import Start, ToolSession
 from turnrl_doctor.checks import Rehearsal
 from turnrl_doctor.miniature import small_network
-from turnrl_doctor.tools import arguments_of
+from turnrl_doctor.tools import example_arguments
 from turnrl_estimators import Branched, TurnCritic
 from turnrl_rewards import (
     JudgeServer,
@@ -84,7 +84,7 @@ def test_arguments_fit_the_schema_whole_and_as_short_as_it_allows(properties):
     schema = {"type": "object", "properties": properties, "required": list(properties)[:1]}
     schema |= {"$defs": TREE["$defs"], "additionalProperties": False}
     spec = ToolSpec("try", "Tries.", schema)
-    made = arguments_of(spec, TEXT)
+    made = example_arguments(spec, TEXT)
     assert made
     assert all(Draft202012Validator(schema).is_valid(arguments) for arguments in made)
     assert set(made[0]) == set(properties)
@@ -95,24 +95,24 @@ def test_rehearsal_arguments_come_from_the_tools_examples_or_its_schema():
     query = {"type": "string", "examples": ["time zone of Utrecht"]}
     schema = {"type": "object", "properties": {"query": query, "n": {"default": 4}}}
     of_schema = [{"query": "time zone of Utrecht", "n": 4}, {}]
-    assert arguments_of(ToolSpec("find", "Finds.", schema), TEXT) == of_schema
+    assert example_arguments(ToolSpec("find", "Finds.", schema), TEXT) == of_schema
     examples = [{"query": "1 + 2"}]
-    assert arguments_of(ToolSpec("find", "Finds.", schema, examples), TEXT) == examples
-    assert arguments_of(ToolSpec("look", "Looks.", {"type": "object"}), TEXT) == [{}]
-    assert arguments_of(ToolSpec("look", "Looks.", {}), TEXT) == [{}]
-    assert arguments_of(ToolSpec("grow", "Grows.", TREE), TEXT)[-1] == {"name": TEXT}
+    assert example_arguments(ToolSpec("find", "Finds.", schema, examples), TEXT) == examples
+    assert example_arguments(ToolSpec("look", "Looks.", {"type": "object"}), TEXT) == [{}]
+    assert example_arguments(ToolSpec("look", "Looks.", {}), TEXT) == [{}]
+    assert example_arguments(ToolSpec("grow", "Grows.", TREE), TEXT)[-1] == {"name": TEXT}
 
 
 def test_an_example_that_does_not_fit_and_a_schema_without_arguments_are_refused():
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     with pytest.raises(PluginError, match=r"example \{'n': 'x'\}, which does not fit its par"):
-        arguments_of(ToolSpec("add", "Adds.", schema, [{"n": "x"}]), TEXT)
+        example_arguments(ToolSpec("add", "Adds.", schema, [{"n": "x"}]), TEXT)
     code = {"type": "string", "pattern": "^XQ-[0-9]{4}$"}
     odd = {"properties": {"code": code}, "required": ["code"]}
     lost = {"properties": {"code": {"$ref": "#/anyOf/9"}}, "required": ["code"], "anyOf": [True]}
     for schema in (odd, lost):
         with pytest.raises(PluginError, match=r"found no arguments .*Give it examples"):
-            arguments_of(ToolSpec("open", "Opens.", schema), TEXT)
+            example_arguments(ToolSpec("open", "Opens.", schema), TEXT)
 
 
 def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):

@@ -25,13 +25,13 @@ from runs import data, make_module, trainer
 from trajectories import RULES
 from turnrl import AdvantageEstimator, DataError, Merged, OutcomeOnly, TurnLevel
 from turnrl.cli import main
-from turnrl.commands.report.command import write as report
+from turnrl.commands.report.command import write_report as report
 from turnrl.credit.why import Contrast, compares
 from turnrl.runs import record
 from turnrl.runs.compare import compare, open_sides
-from turnrl.runs.load import Run, differences, experiments, open_runs
-from turnrl.watch.curves import draw
-from turnrl.watch.recorder import Recorder, write
+from turnrl.runs.load import Run, differing_settings, group_experiments, open_runs
+from turnrl.watch.curves import draw_curves
+from turnrl.watch.recorder import Recorder, write_rows
 from turnrl_estimators import Tree
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -79,9 +79,9 @@ def test_runs_of_one_experiment_differ_only_in_seed(tmp_path, settings, parts):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(recipe | {"model.estimator": "Merged"}))
     runs = [Run(f, f.name, yaml.safe_load((f / "config.yaml").read_text())) for f in folders]
-    assert experiments(runs) == parts
+    assert group_experiments(runs) == parts
     if len(parts) == 1:
-        assert {*differences(runs)} <= {"seed_everything", "ckpt_path"}
+        assert {*differing_settings(runs)} <= {"seed_everything", "ckpt_path"}
 
 
 def test_the_report_shows_what_remains_of_a_damaged_run(tmp_path, capsys):
@@ -99,15 +99,15 @@ def test_the_report_shows_what_remains_of_a_damaged_run(tmp_path, capsys):
 
 def test_a_record_without_valid_json_is_reported(tmp_path):
     folder = trajectories.run(tmp_path / "run", iterations=1, turns=(2, 2))
-    (file,) = record.files(folder)
+    (file,) = record.list_files(folder)
     read = record.read(file)
     texts = iter(('{"query": ', "[1]", "[" * 100_000, '"a text"'))
     for row, text in zip(read, texts, strict=False):
         row["turns"][0]["reading"]["calls"][0]["arguments"] = text
         row["turns"][0]["results"][0]["metadata"] = "{"
         row["estimator"] = "TurnLevel()"
-    write(read, file)
-    calls = [t.turns[0].reading.calls[0] for t in record.group(read[:4]).trajectories]
+    write_rows(read, file)
+    calls = [t.turns[0].reading.calls[0] for t in record.restore_group(read[:4]).trajectories]
     assert [call.arguments for call in calls] == [{}] * 4
     report([folder], tmp_path / "out.html")
     first = unpacked(tmp_path / "out.html", "d0")[0]
@@ -225,7 +225,7 @@ def test_credit_is_not_explained_if_the_recorded_settings_do_not_reproduce_it(
     tmp_path, monkeypatch
 ):
     installed = {"Forgetful": Forgetful, "Merged": Merged}
-    monkeypatch.setattr("turnrl.commands.report.page.installed", lambda hook: installed)
+    monkeypatch.setattr("turnrl.commands.report.page.load_classes", lambda hook: installed)
     for name, rule in (("lost", Forgetful(3.0)), ("kept", Forgetful())):
         report([trajectories.run(tmp_path / name, estimator=rule)], tmp_path / f"{name}.html")
     lost, kept = (unpacked(tmp_path / f"{name}.html", "d0")[0] for name in ("lost", "kept"))
@@ -254,7 +254,7 @@ def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
     assert {row["begins"] == 0 for row in kept if row["parent"] is not None} == {True, False}
     with (folder / "metrics.csv").open() as file:
         logged = next(row for row in csv.DictReader(file) if row["iteration"] == "1")
-    figures = record.figures(kept)
+    figures = record.compute_metrics(kept)
     for name, other in (
         *[(name, f"train/{name}") for name in ("exact_match", "tool_execution", "format")],
         *[("turns", "rollout/turns"), ("reward/total", "reward/total")],
@@ -268,7 +268,9 @@ def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
     for row, turns in zip(record.groups(kept)[0], merged["terms"], strict=True):
         assert (turns is None) == (row["parent"] is not None)
     for members in record.groups(kept):
-        for row, reached in zip(members, record.group(members).reached.tolist(), strict=True):
+        for row, reached in zip(
+            members, record.restore_group(members).reached.tolist(), strict=True
+        ):
             turns = len(row["turns"])
             assert reached[:turns] == [k >= row["begins"] for k in range(turns)]
 
@@ -295,7 +297,7 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
 
     monkeypatch.setattr(Axes, "plot", noted)
     (run,) = open_runs([trajectories.run(tmp_path / "run")])
-    draw(run, tmp_path / "curves.svg")
+    draw_curves(run, tmp_path / "curves.svg")
     assert [line for line in lines if line[1]] == [
         ("exact match", [1, 2, 3], [0.0, pytest.approx(1 / 9), pytest.approx(2 / 9)], 1.8),
         ("exact match", [1, 2, 3], [0.0, 0.1, 0.2], 0.7),
@@ -393,8 +395,8 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
 @browser_only
 def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, open_page):
     folder, split = trajectories.run(tmp_path / "run", iterations=1), "100% (é) [a]/b?#'c'"
-    (file,) = record.files(folder)
-    write([row | {"split": split} for row in record.read(folder)], file)
+    (file,) = record.list_files(folder)
+    write_rows([row | {"split": split} for row in record.read(folder)], file)
     row = record.read(folder)[-2]
     page = open_page([folder], "#/list")
     page.locator(f"table.list a[href$='/{row['group']}/{row['member']}']").first.click()
@@ -443,7 +445,7 @@ def test_the_card_of_a_turn_shows_its_tokens(tmp_path, open_page):
 @browser_only
 def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, open_page):
     installed = {kind.__name__: kind for kind in (Raises, Forgetful, Obscure, Merged)}
-    monkeypatch.setattr("turnrl.credit.applied.installed", lambda hook: installed)
+    monkeypatch.setattr("turnrl.credit.apply.load_classes", lambda hook: installed)
     page = open_page([trajectories.run(tmp_path / "run")], "#/t/0/train/0/0/0")
     rows = page.get_by_role("table", name="Estimators", exact=True).locator("tbody tr")
     own, merged = (row.split("\t") for row in rows.all_inner_texts())
@@ -535,9 +537,9 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, open_page):
 
 def replace_record(folder, kept):
     """Give a run the record of these trajectories."""
-    for file in record.files(folder):
+    for file in record.list_files(folder):
         file.unlink()
-    write(kept, folder / "record" / "train-000000-0.parquet")
+    write_rows(kept, folder / "record" / "train-000000-0.parquet")
 
 
 def attempt_kind(row):
@@ -660,7 +662,7 @@ def evaluated(folder, right, first=0):
     ]
     rows = zip(kept, asked, range(20), strict=True)
     scored = [{**row, **q, "split": "val", "exact_match": float(n < right)} for row, q, n in rows]
-    write(scored, folder / "record" / "val-000001-0.parquet")
+    write_rows(scored, folder / "record" / "val-000001-0.parquet")
     return folder
 
 

@@ -39,7 +39,7 @@ from turnrl import (
 from turnrl.agent.chat import ChatFormat
 from turnrl.plugin.errors import PluginError
 from turnrl.plugin.text import neutralize
-from turnrl.rewards.scoring import curves, score_group
+from turnrl.rewards.scoring import compute_curves, score_group
 from turnrl.testing import ScriptedEngine
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted
 
@@ -226,7 +226,7 @@ def test_the_maximum_number_of_probes_counts_toward_engine_capacity(chat):
 
     engine.says = says
     rollout = Rollout(Brackets(), [Look()])
-    assert rollout.places.at_once(engine, 2) == 2
+    assert rollout.places.max_in_progress(engine, 2) == 2
     groups, probes_of_groups, _ = rollout.begin(engine, chat, questions, 2, (0,), 2).result()
     assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]
@@ -274,7 +274,7 @@ def test_a_trajectory_stops_at_its_last_turn_without_running_its_calls(chat):
     assert (trajectory.turns[2].results, observed(trajectory, 2)) == ((), ())
     assert paid(trajectory) == [0.2, 0.2, 0.0]  # the calls name the answer: nothing is found
     # two of three calls succeeded
-    assert curves(trajectory)["tool_execution"] == pytest.approx(2 / 3)
+    assert compute_curves(trajectory)["tool_execution"] == pytest.approx(2 / 3)
 
 
 def test_a_turn_cut_short_gives_no_answer_and_runs_no_calls(chat):
@@ -282,7 +282,7 @@ def test_a_turn_cut_short_gives_no_answer_and_runs_no_calls(chat):
     long = "=The capital of France is Paris"
     trajectory = play_one(Rollout(Brackets(), [tool], max_turn_tokens=3), chat, say(long))
     (turn,) = trajectory.turns
-    assert turn.text == chat.cut(long, 3) != long
+    assert turn.text == chat.truncate(long, 3) != long
     assert (turn.cut, turn.results, observed(trajectory, 0)) == (True, (), ())
     assert turn.reading == Reading(format_error="cut short")
     assert (trajectory.ended_by, trajectory.answer) == ("length", None)
@@ -307,7 +307,7 @@ class Hasty(Brackets):
 
 def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     call = '[look {"query": "Paris"}]'
-    prompt = len(Rollout(Brackets(), []).scheme.prompt_ids(QUESTION, chat))
+    prompt = len(Rollout(Brackets(), []).segmenter_loop.prompt_ids(QUESTION, chat))
     markup = count_tokens(chat, "<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
     result = "<result>about Paris</result>"
     enough = prompt + count_tokens(chat, call) + markup + count_tokens(chat, result) + 1
@@ -325,7 +325,7 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     assert short.ended_by == "length"
     assert short.tokens == prompt + count_tokens(chat, call)
     assert paid(short) == [0.0]
-    assert curves(short) | {"format": 0} == dict.fromkeys(curves(short), 0.0)
+    assert compute_curves(short) | {"format": 0} == dict.fromkeys(compute_curves(short), 0.0)
 
 
 def test_calls_beyond_max_calls_per_turn_get_an_error_and_do_not_run(chat):
@@ -365,7 +365,7 @@ def test_a_long_result_is_cut_to_max_result_tokens_for_policy_and_rewards(chat):
     rollout = Rollout(Brackets(), [tool], max_result_tokens=20)
     trajectory = play_one(rollout, chat, say(CALL, "=x"))
     (result,) = trajectory.turns[0].results
-    assert chat.count(result.content) <= 20
+    assert chat.count_tokens(result.content) <= 20
     assert "Paris" not in result.content
     assert result.content in chat.tokenizer.decode(observed(trajectory, 0))
 
@@ -376,19 +376,19 @@ def test_cutting_a_result_never_creates_a_tag(chat):
     draw, pieces = random.Random(0), ("<tools", "<answered", "< / toolbox", "<answer_", *rest)
     for _ in range(600):
         text, budget = "".join(draw.choices(pieces, k=6)), draw.randint(1, 24)
-        safe = chat.safe(text, tags, budget)
+        safe = chat.sanitize(text, tags, budget)
         assert not re.search(r"<\s*/?\s*(tool|answer)\b", safe), (text, budget)
         assert "<|im_end|>" not in safe
-        assert chat.count(safe) <= budget
-        if chat.count(text) < budget / 3:
+        assert chat.count_tokens(safe) <= budget
+        if chat.count_tokens(text) < budget / 3:
             assert safe == neutralize(text, tags, chat.control_tokens)
 
 
 def test_a_result_is_shortened_when_making_it_inert_adds_tokens(chat, monkeypatch):
-    monkeypatch.setattr(chat, "inert", lambda text, tags: f"{text} <unk>")
-    safe = chat.safe("one two three four five six seven", Brackets.tags, 12)
+    monkeypatch.setattr(chat, "neutralize", lambda text, tags: f"{text} <unk>")
+    safe = chat.sanitize("one two three four five six seven", Brackets.tags, 12)
     assert safe.endswith(" <unk>")
-    assert chat.count(safe) <= 12
+    assert chat.count_tokens(safe) <= 12
 
 
 class Raises(Look):

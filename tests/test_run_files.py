@@ -24,10 +24,10 @@ from turnrl import RecipeError
 from turnrl.cli import main
 from turnrl.plugin.errors import CheckpointError, WorldError
 from turnrl.recipe.invocation import read_invocation
-from turnrl.recipe.merging import listed
+from turnrl.recipe.merging import as_list
 from turnrl.runs import record
-from turnrl.runs.checkpoints import position
-from turnrl.runs.claim import claimed
+from turnrl.runs.checkpoints import read_position
+from turnrl.runs.claim import claim_number
 from turnrl.runs.files import remove_torn, whole_file
 from turnrl.watch.checkpoints import BestCheckpoint
 from turnrl.watch.recorder import Recorder
@@ -297,10 +297,10 @@ def test_an_evaluation_after_a_fit_keeps_the_rows_of_the_fit(tiny_model, tmp_pat
 
 def test_the_position_of_a_checkpoint_counts_the_iterations_behind_its_policy():
     loops = {"fit_loop": {"epoch_progress": {"current": {"ready": 3}}}}
-    assert position({"global_step": 4, "epoch": 2, "loops": loops}) == (3, 4)
-    assert position({"global_step": 4, "epoch": 1}) == (2, 4)
+    assert read_position({"global_step": 4, "epoch": 2, "loops": loops}) == (3, 4)
+    assert read_position({"global_step": 4, "epoch": 1}) == (2, 4)
     # saved before anything was learned
-    assert position({"global_step": 0, "epoch": 0, "loops": loops}) == (0, 0)
+    assert read_position({"global_step": 0, "epoch": 0, "loops": loops}) == (0, 0)
 
 
 class Shared(Elsewhere):
@@ -393,7 +393,7 @@ def csv_logger(**settings):
 )
 def test_the_announced_folder_is_used(recipe, logger):
     start = turnrl.build(["recipe.yaml", *logger]).start
-    assert read_invocation("fit", ["recipe.yaml", *logger]).place.folder == start.folder
+    assert read_invocation("fit", ["recipe.yaml", *logger]).location.folder == start.folder
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(traine
     saved = "runs/recipe-eval/version_0/config.yaml"
     for name in ("last", "best"):
         invocation = read_invocation("eval", [saved, "--ckpt_path", name])
-        assert invocation.place.trained == Path("runs/recipe")
+        assert invocation.location.trained == Path("runs/recipe")
         # a look-up changes nothing of what was given
         file = f"runs/recipe/version_0/checkpoints/{name}.ckpt"
         assert invocation.with_checkpoint().contents == {**invocation.contents, "ckpt_path": file}
@@ -439,7 +439,7 @@ def test_folders_are_numbered_as_lightning_numbers_them(recipe):
     for number in (0, 3, 11):
         Path(f"runs/recipe/version_{number}").mkdir(parents=True)
     Path("runs/recipe/version_old").mkdir()
-    place = read_invocation("fit", ["recipe.yaml"]).place
+    place = read_invocation("fit", ["recipe.yaml"]).location
     assert str(place.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
 
 
@@ -450,7 +450,7 @@ def test_no_two_runs_claim_the_same_number(tmp_path, monkeypatch):
 
     def begin():
         together.wait()
-        with claimed(home) as number:
+        with claim_number(home) as number:
             taken.append(number)
             together.wait()
 
@@ -462,20 +462,20 @@ def test_no_two_runs_claim_the_same_number(tmp_path, monkeypatch):
     assert sorted(taken) == [*range(8)]
     # nothing was written, so nothing is left but what others may have found there
     assert not any(home.glob("*"))
-    with claimed(Path("alone/runs")):
+    with claim_number(Path("alone/runs")):
         pass
     assert not Path("alone").exists()
-    with claimed(home) as number:
+    with claim_number(home) as number:
         Path(home, "version_0", "file").touch()
     assert number == 0
-    with claimed(home) as number:
+    with claim_number(home) as number:
         pass
     assert number == 1
     assert [path.name for path in home.iterdir()] == ["version_0"]
     Path("scratch").symlink_to("/not/mounted")
     with (
         pytest.raises(RecipeError, match="scratch/runs takes no folder"),
-        claimed(Path("scratch/runs")),
+        claim_number(Path("scratch/runs")),
     ):
         pass
 
@@ -483,7 +483,7 @@ def test_no_two_runs_claim_the_same_number(tmp_path, monkeypatch):
 def test_the_saved_recipe_has_no_claimed_number(recipe):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     run = Path("runs/recipe/version_0")
-    (logger,) = listed(yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"])
+    (logger,) = as_list(yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"])
     assert logger["init_args"].get("version") is None
     assert main(["fit", str(run / "config.yaml"), "--trainer.max_epochs", "1"]) == 0
     assert (run.with_name("version_1") / "metrics.csv").is_file()

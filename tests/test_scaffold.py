@@ -16,7 +16,7 @@ from nursery import command
 from turnrl.cli import main
 from turnrl.commands.scaffold.command import TEMPLATE
 from turnrl.plugin import hooks
-from turnrl_atlas import places
+from turnrl_atlas import load_places
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_the_tests_that_are_written_pass(here, monkeypatch):
 
 def test_the_template_table_agrees_with_the_bundled_world():
     """So questions of the package can be looked up in Atlas, where the tool is the bundled one."""
-    facts = {place.name: place.facts for place in places() if place.kind == "country"}
-    held_out = {place.name for place in places() if place.split != "train"}
+    facts = {place.name: place.facts for place in load_places() if place.kind == "country"}
+    held_out = {place.name for place in load_places() if place.split != "train"}
     with (TEMPLATE / "turnrl_example" / "countries.csv").open() as file:
         for row in csv.DictReader(file):
             known = facts[row["country"]]
@@ -179,7 +179,7 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
     printed = run(folder, environment, "turnrl", *asked)
     assert "Reward of a right answer that was looked up." in printed
     # and it is gone where it is not installed
-    assert "WeatherLookup" not in hooks.installed("turnrl_tools")
+    assert "WeatherLookup" not in hooks.load_classes("turnrl_tools")
 
 
 def test_an_installed_package_trains_and_passes_its_tests(installed):

@@ -23,9 +23,9 @@ from turnrl.credit.estimators import assign_credit
 from turnrl.plugin.errors import ArgumentTypeError, PluginError
 from turnrl.rewards.scoring import (
     Tally,
-    curves,
-    group_tallies,
+    compute_curves,
     score_group,
+    tally_groups,
 )
 from turnrl.training.experience import Collected, Experience
 
@@ -134,8 +134,13 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
     ],
 )
 def test_the_four_curves_of_a_trajectory(whole, expected):
-    assert tuple(curves(whole).values()) == expected
-    assert [*curves(whole)] == ["exact_match", "tool_execution", "answer_in_results", "format"]
+    assert tuple(compute_curves(whole).values()) == expected
+    assert [*compute_curves(whole)] == [
+        "exact_match",
+        "tool_execution",
+        "answer_in_results",
+        "format",
+    ]
 
 
 def test_a_collection_is_watched_by_sums_over_its_trajectories():
@@ -150,7 +155,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         ),
         tuple(assign_credit(g, TurnLevel()) for g in groups),
     )
-    figures = group_tallies(groups, rewards)
+    figures = tally_groups(groups, rewards)
     assert {name: figure.total for name, figure in figures.items()} == {
         "exact_match": 1,
         "tool_execution": 1,
@@ -166,7 +171,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
     }
     assert {figure.count for figure in figures.values()} == {6}
     # a process without a question has the same names, as the others wait for its sums
-    assert group_tallies([], rewards).keys() == figures.keys()
+    assert tally_groups([], rewards).keys() == figures.keys()
     tallies = experience.tallies(rewards)
     assert tallies["train/format"] == figures["format"]
     assert tallies["reward/total"] == figures["reward/total"]

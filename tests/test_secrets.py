@@ -127,8 +127,8 @@ def test_a_variable_that_is_not_set_is_refused_by_name_at_the_start(
 def test_a_result_that_quotes_a_key_shows_the_policy_the_variable(keyed):
     keyed()
     rollout = build(["recipe.yaml"]).module.rollout
-    chat = SimpleNamespace(safe=lambda text, *_: text)
-    make_safe = rollout.agent(None, chat).box.make_safe
+    chat = SimpleNamespace(sanitize=lambda text, *_: text)
+    make_safe = rollout.make_agent(None, chat).box.make_safe
     assert make_safe(f"401 for https://x/?key={KEY}") == "401 for https://x/?key=${MY_KEY}"
 
 
@@ -154,7 +154,7 @@ def test_a_logger_gets_its_key_and_the_runs_folder_its_variables(keyed, monkeypa
     csv, board = built.trainer.loggers
     assert (
         Path(csv.log_dir)
-        == built.invocation.place.folder
+        == built.invocation.location.folder
         == Path("scratch/runs/mine/version_0").absolute()
     )
     assert board.root_dir.startswith(os.environ["SCRATCH"])

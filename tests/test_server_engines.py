@@ -77,7 +77,7 @@ def test_the_engine_keeps_its_contract(kind, start_server, tiny_model, whole):
     engine = kind.engine(url=start_server().url).build()
     engine.check(policy, 64)
     check_engine(engine, policy)
-    assert engine.in_force["sampler"] == f"{kind.software} 0.0.0, 1 server"
+    assert engine.active_choices["sampler"] == f"{kind.software} 0.0.0, 1 server"
 
 
 @both_kinds
@@ -313,12 +313,12 @@ def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
     engine = start_engine(policy, server)
     engine.sync(0)
     on_loop(turn(engine.open(PROMPT)))
-    engine.rest()
+    engine.release_memory()
     server.kill()
     server.start()
     on_loop(turn(engine.open(PROMPT)))  # with the weights of its start
     with pytest.raises(EngineError, match="was restarted between two turns"):
-        engine.sync(1) if samples_ahead else engine.rest()
+        engine.sync(1) if samples_ahead else engine.release_memory()
 
 
 def test_attempts_of_a_server_that_dies_begin_again_on_another(

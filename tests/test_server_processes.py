@@ -26,7 +26,7 @@ from serving import (
 )
 from turnrl import RecipeError
 from turnrl.cli import main
-from turnrl.engines import Surroundings
+from turnrl.engines import RunContext
 from turnrl_servers.folders import WeightsFolder
 
 __all__ = ["interpreter", "kind", "start_server", "write_recipe"]  # fixtures
@@ -119,13 +119,13 @@ def test_processes_that_share_one_policy_train_all_of_its_weights(
 
 def test_each_start_of_each_run_has_a_folder_of_its_own(tmp_path):
     given = str(tmp_path / "given")
-    first, second = (WeightsFolder(given, Surroundings()) for _ in range(2))
+    first, second = (WeightsFolder(given, RunContext()) for _ in range(2))
     folders = [first.make(), first.make(), second.make()]
     assert len({folder.name for folder in folders}) == 3  # adapters have their names
     assert {folder.parent for folder in folders} == {tmp_path / "given"}
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"cannot be made .* Set model\.engine\.folder"):
-        WeightsFolder(str(tmp_path / "file"), Surroundings()).make()
+        WeightsFolder(str(tmp_path / "file"), RunContext()).make()
 
 
 # ------------------------------------------------------------------ settings that they cannot share

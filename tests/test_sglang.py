@@ -130,4 +130,4 @@ class TestReal:
         engine = SGLang(url=REAL, folder=str(tmp_path)).build()
         engine.check(policy, 256)
         check_engine(engine, policy)
-        assert engine.in_force["log-probabilities"].endswith("from the learner's on average")
+        assert engine.active_choices["log-probabilities"].endswith("from the learner's on average")

@@ -169,11 +169,11 @@ sys.exit(turnrl.cli.main(["fit"]))
 def test_stopping_allows_time_for_cleanup_and_leaves_other_alarms_alone():
     script = """
 import os, signal, time
-from turnrl.plugin.signals import stopping
+from turnrl.plugin.signals import interrupt_on_sigterm
 rang = []
 signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
 signal.setitimer(signal.ITIMER_REAL, 0.2)
-with stopping():
+with interrupt_on_sigterm():
     time.sleep(0.4)
 assert rang == [1]
 class Late:
@@ -181,7 +181,7 @@ class Late:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)
 try:
-    with stopping() as came:
+    with interrupt_on_sigterm() as came:
         try:
             late = Late()
             del late
@@ -202,14 +202,14 @@ except KeyboardInterrupt:
 def test_an_interrupt_in_the_callback_of_a_weak_reference_stops_without_a_traceback():
     script = """
 import os, signal, sys, time, weakref
-from turnrl.plugin.signals import stopping
+from turnrl.plugin.signals import interrupt_on_sigterm
 class Thing: pass
 def dies(_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.2)
 hook = sys.unraisablehook
 try:
-    with stopping() as came:
+    with interrupt_on_sigterm() as came:
         thing = Thing()
         seen = weakref.ref(thing, dies)
         del thing

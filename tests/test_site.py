@@ -21,7 +21,7 @@ import turnrl.testing
 from nursery import command as started
 from nursery import python
 from turnrl.cli import main
-from turnrl.plugin.hooks import KINDS, installed
+from turnrl.plugin.hooks import KINDS, load_classes
 
 ROOT = Path(__file__).parents[1]
 EXTENSION = ROOT / "docs" / "_ext"
@@ -134,10 +134,10 @@ def test_every_command_is_there_with_its_help(pages, capsys, facts):
 
 @pytest.mark.slow
 def test_every_component_of_every_hook_is_there_with_its_arguments(pages, facts):
-    assert set(facts.hooks()) >= {hook for hook in KINDS if installed(hook)}
+    assert set(facts.hooks()) >= {hook for hook in KINDS if load_classes(hook)}
     shown = {name: page for name, page in pages.items() if "components/" in name}
     for hook in KINDS:
-        for name, cls in installed(hook).items():
+        for name, cls in load_classes(hook).items():
             own = f"class_path:{name},ofthepackage"
             (page,) = [page for page in shown.values() if own in page.text]
             for argument in facts.arguments(cls):

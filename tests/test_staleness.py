@@ -101,7 +101,7 @@ class Rests(Kept):
         self.calls.append("open")
         return super().open(prompt_ids)
 
-    def rest(self):
+    def release_memory(self):
         self.calls.append("rest")
 
 
@@ -211,7 +211,7 @@ def test_sampling_ahead_stops_when_the_run_ends(tiny_model, tmp_path):
 
     module = fitted(make_module(tiny_model, 1, [tool], steps_per_pass=1), tmp_path, 5, Stop())
     assert module.global_step == 1
-    assert module.collector.under_way == 0
+    assert module.collector.in_progress == 0
 
 
 def test_collections_side_by_side_share_the_places_of_a_toolset(tiny_model, tmp_path):
@@ -248,7 +248,7 @@ def test_sampling_ahead_stops_when_training_raises(tiny_model, tmp_path):
     module = make_module(tiny_model, 1, [tool])
     with pytest.raises(ZeroDivisionError):
         fitted(module, tmp_path, 3, Fails())
-    assert module.collector.under_way == 0
+    assert module.collector.in_progress == 0
     assert module.engine.copies == {}  # Lightning tears nothing down after an exception
 
 

@@ -13,16 +13,16 @@ from scipy import stats
 
 from turnrl.runs.statistics import (
     all_or_nothing,
-    by_seed,
-    difference,
-    mcnemar,
+    difference_by_seed,
+    difference_over_seeds,
+    mcnemar_p,
     mean_interval,
-    newcombe,
-    over_seeds,
+    newcombe_interval,
+    paired_difference,
     rate_interval,
-    student,
+    student_interval,
 )
-from turnrl.runs.table import Line, format_difference, letter, table_lines
+from turnrl.runs.table import Line, format_difference, side_letter, table_lines
 
 
 def paid(k, n, unit=1.0):
@@ -58,16 +58,16 @@ def test_any_other_mean_has_students_interval():
     # mean .45, sd .3708, t(.975, 4) = 2.7764
     assert mean_interval(values) == pytest.approx((0.45 - 0.46045, 0.45 + 0.46045), abs=1e-4)
     assert mean_interval(values) == mean_interval(values[::-1])
-    assert student([0.3]) is None
-    assert student([0.1 + 0.2, 0.3]) == pytest.approx((0.3, 0.3))  # alike but for rounding
-    assert student(values, 0.99)[1] > student(values)[1]
+    assert student_interval([0.3]) is None
+    assert student_interval([0.1 + 0.2, 0.3]) == pytest.approx((0.3, 0.3))  # alike but for rounding
+    assert student_interval(values, 0.99)[1] > student_interval(values)[1]
 
 
 def test_values_that_are_equal_but_for_rounding_are_equal():
     rounded = [0.1 + 0.2] * 5 + [0.3] * 45 + [0.0] * 20  # 0.30000000000000004 and 0.3
     assert mean_interval(rounded, 0.3) == pytest.approx(mean_interval(paid(50, 70, 0.3), 0.3))
-    close = difference(rounded, [0.3] * 60 + [0.0] * 10, 0.3)
-    exact = difference(paid(50, 70, 0.3), paid(60, 70, 0.3), 0.3)
+    close = paired_difference(rounded, [0.3] * 60 + [0.0] * 10, 0.3)
+    exact = paired_difference(paid(50, 70, 0.3), paid(60, 70, 0.3), 0.3)
     assert (close.low, close.high, close.p) == pytest.approx((exact.low, exact.high, exact.p))
 
 
@@ -101,12 +101,12 @@ def test_a_reward_that_paid_one_value_is_all_or_nothing():
     ],
 )
 def test_paired_rates_have_newcombes_tenth_interval(table, low, high):
-    own = difference(*paired(*table))
+    own = paired_difference(*paired(*table))
     assert (own.low, own.high) == pytest.approx((low, high), abs=5e-5)
     assert (own.gained, own.lost, own.pairs) == (*table[1:3], sum(table))
-    backwards = difference(*paired(*table)[::-1])
+    backwards = paired_difference(*paired(*table)[::-1])
     assert (backwards.low, backwards.high) == pytest.approx((-high, -low), abs=5e-5)
-    costs = difference(*([-0.5 * v for v in side] for side in paired(*table)), -0.5)
+    costs = paired_difference(*([-0.5 * v for v in side] for side in paired(*table)), -0.5)
     assert (costs.low, costs.high) == pytest.approx((-0.5 * high, -0.5 * low), abs=5e-5)
     assert (costs.gained, costs.lost, costs.p) == (*table[2:0:-1], own.p)
 
@@ -133,7 +133,7 @@ def newcombe_in_words(both, gained, lost, neither):
 
 @given(st.tuples(*[st.integers(0, 40)] * 4).filter(any))
 def test_newcombes_interval_follows_its_steps_and_includes_the_difference(table):
-    low, high = newcombe(*table)
+    low, high = newcombe_interval(*table)
     assert (low, high) == pytest.approx(newcombe_in_words(*table), abs=1e-5)
     assert low - 1e-9 <= (table[1] - table[2]) / sum(table) <= high + 1e-9
 
@@ -143,12 +143,12 @@ def test_the_p_value_is_the_share_of_coin_tosses_that_fall_as_unevenly():
         n, least = gained + lost, max(gained, lost)
         tosses = [*product((0, 1), repeat=n)]
         uneven = sum(max(sum(t), n - sum(t)) >= least for t in tosses)
-        assert mcnemar(gained, lost) == pytest.approx(uneven / len(tosses))
+        assert mcnemar_p(gained, lost) == pytest.approx(uneven / len(tosses))
 
 
 def test_other_means_are_paired_by_question():
     first, second = [0.1, 0.5, 0.9, 0.3], [0.4, 0.5, 0.7, 0.8]
-    own = difference(first, second)
+    own = paired_difference(first, second)
     # the differences .3, 0, -.2, .5: mean .15, sd .3109, t(.975, 3) = 3.1824
     assert (own.low, own.high) == pytest.approx((0.15 - 0.4948, 0.15 + 0.4948), abs=1e-3)
     assert (own.gained, own.lost, own.p, own.verdict) == (2, 1, None, "level")
@@ -161,7 +161,7 @@ def test_other_means_are_paired_by_question():
 )
 def test_values_that_cannot_be_paired_are_refused(first, second):
     with pytest.raises(ValueError, match=r"values\. Give one|not all finite"):
-        difference(first, second)
+        paired_difference(first, second)
 
 
 # ------------------------------------------------------------------------------------- over seeds
@@ -170,17 +170,17 @@ def test_values_that_cannot_be_paired_are_refused(first, second):
 def test_the_interval_of_a_difference_over_seeds_is_students():
     first, second = [0.4, 0.2, 0.6, 0.3], [0.8, 0.4, 1.0, 0.2]
     gains = [b - a for a, b in zip(first, second, strict=True)]
-    own = over_seeds(first, second)
+    own = difference_over_seeds(first, second)
     half = stats.t.ppf(0.975, 3) * np.std(gains, ddof=1) / 2
     assert (own.low, own.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert (own.gained, own.lost, own.over) == (3, 1, "seeds")
-    alike = over_seeds([0.3, 0.5, 0.1], [0.4, 0.6, 0.2])
+    alike = difference_over_seeds([0.3, 0.5, 0.1], [0.4, 0.6, 0.2])
     assert alike.verdict == "undecided"
     with pytest.raises(ValueError, match="one seed says nothing"):
-        over_seeds([0.1], [0.2])
+        difference_over_seeds([0.1], [0.2])
     seeds = {7: 0.2, 1: 0.4, 2: 0.6}, {1: 0.8, 2: 1.0, 3: 0.0}
-    assert by_seed(*seeds) == over_seeds([0.4, 0.6], [0.8, 1.0])
-    assert by_seed({0: 0.1, 1: 0.2}, {1: 0.3}) is None
+    assert difference_by_seed(*seeds) == difference_over_seeds([0.4, 0.6], [0.8, 1.0])
+    assert difference_by_seed({0: 0.1, 1: 0.2}, {1: 0.3}) is None
 
 
 # --------------------------------------------------------------------------------------- coverage
@@ -203,7 +203,7 @@ def test_wilsons_interval_covers_as_the_docstring_says():
 
 
 def test_every_command_prints_one_table():
-    gain = difference([1.0] * 3 + [0.0] * 7, [1.0] * 7 + [0.0] * 3)
+    gain = paired_difference([1.0] * 3 + [0.0] * 7, [1.0] * 7 + [0.0] * 3)
     lines = [
         Line("exact_match", gain.first, gain.first_ends, "A"),
         Line("exact_match", gain.second, gain.second_ends, "B", gain),
@@ -232,4 +232,4 @@ def test_every_command_prints_one_table():
     # one side, and nothing to average
     alone = [*table_lines([Line("val/x", None, None, note="  of 0 questions")])]
     assert alone[1].split() == ["val/x", "-", "of", "0", "questions"]
-    assert [letter(n) for n in (0, 25, 26)] == ["A", "Z", "AA"]
+    assert [side_letter(n) for n in (0, 25, 26)] == ["A", "Z", "AA"]

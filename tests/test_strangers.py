@@ -20,16 +20,16 @@ import turnrl
 from commands import fails, forget, save
 from turnrl import Policy, RecipeError
 from turnrl.cli import main
-from turnrl.commands.report.command import write as report
+from turnrl.commands.report.command import write_report as report
 from turnrl.plugin.errors import CheckpointError
 from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
 from turnrl.recipe.invocation import read_invocation
-from turnrl.recipe.trust import is_marked, marked, needs_trust
+from turnrl.recipe.trust import find_untrusted, is_marked, mark_text
 from turnrl.runs.config import load_yaml
 from turnrl.runs.files import whole_file
 from turnrl.runs.load import open_runs
-from turnrl.watch.recorder import write
+from turnrl.watch.recorder import write_rows
 
 EVIL = "from pathlib import Path\nPath('RAN').touch()\n"
 TOOL = """
@@ -292,11 +292,11 @@ def test_a_recipe_with_a_module_beside_it_needs_no_consent_in_the_users_folder(r
 
 def test_what_plugins_bring_needs_no_consent(recipe):
     for file in sorted(Path(__file__).parents[1].glob("recipes/**/*.yaml")):
-        assert needs_trust(yaml.safe_load(file.read_text()), ()) == {}, file
+        assert find_untrusted(yaml.safe_load(file.read_text()), ()) == {}, file
 
 
 def test_a_mark_that_nobody_here_wrote_is_none(tmp_path, monkeypatch):
-    text = marked("a: 1\n")
+    text = mark_text("a: 1\n")
     assert is_marked(text)
     assert not is_marked(text.replace("1", "2", 1))
     assert not is_marked("a: 1\n")
@@ -306,7 +306,7 @@ def test_a_mark_that_nobody_here_wrote_is_none(tmp_path, monkeypatch):
     assert not is_marked(text)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert marked("a: 1\n") == "a: 1\n"
+    assert mark_text("a: 1\n") == "a: 1\n"
 
 
 BOMBS = {
@@ -368,7 +368,7 @@ def test_a_record_with_an_odd_value_is_left_out_or_shown(odd, tmp_path):
     run = trajectories.run(tmp_path / "run", iterations=1)
     (file,) = (run / "record").glob("*.parquet")
     changed = [ODD[odd](row) for row in pq.read_table(file).to_pylist()]
-    write(changed, file)
+    write_rows(changed, file)
     report([run], tmp_path / "page.html")
     assert "</html>" in (tmp_path / "page.html").read_text()
 
@@ -400,7 +400,7 @@ def test_a_report_imports_nothing_for_a_record(tmp_path, monkeypatch):
     before = {*sys.modules}
     for path in ("evil.Rule", "antigravity.x", "idlelib.idle.x", "pip.__main__.x"):
         noted = json.dumps({"name": "Rule", "class": path, "arguments": {}})
-        write([row | {"estimator": noted} for row in pq.read_table(file).to_pylist()], file)
+        write_rows([row | {"estimator": noted} for row in pq.read_table(file).to_pylist()], file)
         report([run], tmp_path / "page.html")
     assert not {"evil", "antigravity", "idlelib", "idlelib.idle", "pip.__main__"} & (
         {*sys.modules} - before

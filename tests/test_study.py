@@ -23,7 +23,7 @@ from scipy import stats
 from turnrl import Group, Policy, Question, Reading, ToolCall, ToolResult, Trajectory, Turn
 from turnrl.commands.sweep.matrix import check
 from turnrl.types import RewardComponent
-from turnrl_atlas import Atlas, AtlasTwoHop, places
+from turnrl_atlas import Atlas, AtlasTwoHop, load_places
 from turnrl_rewards.qa import AnswerRetrieved
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
@@ -197,7 +197,7 @@ def test_the_split_leaves_out_the_noise_of_earlier_doors():
 
 def test_demonstrations_name_no_held_out_place():
     # whole titles: "Guinea" is in "Guinea-Bissau"
-    held_out = {place.name for place in places() if place.split != "train"}
+    held_out = {place.name for place in load_places() if place.split != "train"}
     splits = itertools.product((Atlas(), AtlasTwoHop()), ("val", "test"))
     asked = {q.text for world, split in splits for q in world.questions(split)}
     rng = random.Random(1)

@@ -23,7 +23,7 @@ from turnrl import build
 from turnrl.cli import main
 from turnrl.commands.sweep import jobs, matrix, results, table
 from turnrl.runs.compare import compare, open_sides
-from turnrl.runs.statistics import over_seeds, student
+from turnrl.runs.statistics import difference_over_seeds, student_interval
 from worlds import Echo
 
 TESTS = Path(__file__).parent
@@ -156,7 +156,7 @@ def test_every_seed_with_every_setting_is_run_once(recipe, sweep):
     # 'turnrl compare' on the same runs finds the same differences
     (compared,) = compare(open_sides([*map(str, runs())]))
     cells = matrix.read_cells(["recipe.yaml"], "0..1", [TWO.removeprefix("--set=")])[1]
-    ours = table.tabulate(cells, results.read(SWEEP)[0]).rows[1].gains["reward/total"]
+    ours = table.tabulate(cells, results.read_results(SWEEP)[0]).rows[1].gains["reward/total"]
     theirs = compared.figures["reward/total"]
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
     assert ours.first == pytest.approx(theirs.first, abs=1e-6)
@@ -435,15 +435,15 @@ def test_a_broken_line_is_reported_and_counts_for_no_run(tmp_path, broken):
     good = [json.dumps(a_line(seed=seed)) for seed in (0, 1)]
     file = tmp_path / "results.jsonl"
     file.write_text("\n".join([good[0], broken, good[1]]), "utf-8", "surrogateescape")
-    read, problems = results.read(tmp_path)
+    read, problems = results.read_results(tmp_path)
     assert sorted(read) == [("d", 0), ("d", 1)]
     assert problems == [f"ignored line 2 of {file}, which is torn or broken."]
     # a line is added behind what is there, and a torn end gives way to it
-    results.append(file, read["d", 0])
+    results.append_result(file, read["d", 0])
     assert file.read_bytes().splitlines()[1] == broken.encode("utf-8", "surrogateescape")
     assert len(file.read_text("utf-8", "surrogateescape").splitlines()) == 4
     file.write_text(f"{good[0]}\n{good[1][:-9]}")
-    results.append(file, read["d", 1])
+    results.append_result(file, read["d", 1])
     assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 1]
 
 
@@ -457,12 +457,12 @@ def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
         | {"val/exact_match": 1 / 3, "val/format": 1.0}
         | {"train/tool_execution": 0.5, "famous/exact_match": 0.75},
     ]
-    assert results.curves(rows) == {
+    assert results.read_curves(rows) == {
         **{"iteration": [0, 2], "step": [0, 8], "sampled_tokens": [0, 130], "seconds": [0, 7]},
         **{"val/exact_match": [0.1, 0.333333333], "val/format": [None, 1]},
         **{"train/tool_execution": [None, 0.5], "famous/exact_match": [None, 0.75]},
     }
-    assert results.curves(rows[1:2]) == {}
+    assert results.read_curves(rows[1:2]) == {}
     # a share that a row does not tell is not nothing
     for name, unknown in (
         ("train/seconds", "seconds"),
@@ -470,7 +470,7 @@ def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
         ("rollout/tokens_per_s", "sampled_tokens"),
     ):
         less = [rows[0], {k: v for k, v in rows[1].items() if k != name}, rows[2]]
-        assert results.curves(less)[unknown] == [0, None]
+        assert results.read_curves(less)[unknown] == [0, None]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -479,8 +479,8 @@ def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
 def test_the_area_averages_trapezoids_up_to_the_end_that_every_run_reached():
     points = [(0, 0.0), (100, 0.5), (200, 1.0)]
     # 100 * (0 + .5) / 2 + 50 * (.5 + .75) / 2 = 25 + 31.25, over 150
-    assert results.area(points, 150) == pytest.approx(56.25 / 150)
-    assert results.area(points, 200) == pytest.approx(0.5)
+    assert results.area_under_curve(points, 150) == pytest.approx(56.25 / 150)
+    assert results.area_under_curve(points, 200) == pytest.approx(0.5)
 
 
 def read_back(lines):
@@ -488,7 +488,7 @@ def read_back(lines):
     folder = Path("read-back")
     folder.mkdir(exist_ok=True)
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return results.read(folder)[0]
+    return results.read_results(folder)[0]
 
 
 def tabulated(seeds, ends, curves=lambda cell: {}):
@@ -524,9 +524,9 @@ def test_without_answers_the_table_shows_the_reward(recipe):
 def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
     ends = {"2": {0: 0.4, 1: 0.2, 2: 0.6}, "4": {0: 0.8, 1: 0.4, 2: 1.0}, "8": {0: 0.5}}
     made = tabulated("0..2", ends)
-    low, high = student([0.4, 0.2, 0.6])
+    low, high = student_interval([0.4, 0.2, 0.6])
     gain = made.rows[1].gains["exact_match"]
-    assert gain == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+    assert gain == difference_over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
     text = [*made.lines()]
     assert max(map(len, text)) <= 80
     assert text[2] == "C  model.group_size=8: seed 0"

@@ -8,7 +8,7 @@ from players.scripted import FunctionPlayer
 from rollouts import Brackets, Look
 from turnrl import Policy, RecipeError, Rollout
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.templates import opened_thought, read_template
+from turnrl.agent.templates import find_open_thought, read_template
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
 WITH_TOOLS = read_template("qwen3")
@@ -65,7 +65,7 @@ def tools_of(segmenter):
     ],
 )
 def test_the_thought_that_a_template_leaves_open_is_known_by_its_tag(markup, tag):
-    assert opened_thought(markup) == tag
+    assert find_open_thought(markup) == tag
 
 
 def test_a_template_that_opens_the_thought_is_refused_by_a_scheme_that_does_not_know(chat):
@@ -136,7 +136,7 @@ def test_a_player_is_warned_of_a_template_that_opens_the_thought(chat, caplog):
 def test_templates_read_one_date_on_every_day_and_a_warning_says_so(chat, caplog, call, text):
     template = "{% if strftime_now is defined %}{{ " + call + " }}{% endif %}" + CHATML
     dated = chat(template)
-    prompt = dated.prompt([{"role": "user", "content": "When?"}])
+    prompt = dated.encode_prompt([{"role": "user", "content": "When?"}])
     assert dated.tokenizer.decode(prompt).startswith(f"{text}<|im_start|>user")
     Rollout(Brackets(), [Look()]).check(dated)
     assert "calls the clock (strftime_now" in caplog.text

@@ -32,7 +32,7 @@ from turnrl import (
     score_group,
 )
 from turnrl.data.sources import GivenQuestions, open_source
-from turnrl.rewards.scoring import curves
+from turnrl.rewards.scoring import compute_curves
 from turnrl.testing import (
     ScriptedEngine,
     check_estimator,
@@ -43,7 +43,7 @@ from turnrl.testing import (
     check_tool,
     hacked_trajectories,
 )
-from turnrl.testing.examples import RIGHT, SEARCHED, attempt
+from turnrl.testing.examples import RIGHT, SEARCHED, make_trajectory
 from turnrl.types import Passage, ToolSession
 from turnrl_atlas import Atlas
 from turnrl_rewards import (
@@ -363,13 +363,13 @@ def test_hacks_of_every_kind_are_at_most_as_long_as_the_turns():
         hacks = hacked_trajectories(turns)
         assert len(hacks) >= 20
         assert max(len(hack.turns) for hack in hacks.values()) == turns
-    assert not any(curves(hack)["exact_match"] for hack in hacks.values())
+    assert not any(compute_curves(hack)["exact_match"] for hack in hacks.values())
 
 
 def test_the_table_of_hacks_on_the_page_is_what_they_earn():
     page = (Path(__file__).parents[1] / "docs/explanation/turns.md").read_text("utf-8")
     columns = [PAPER, [*PAPER, Repetition()], [*PAPER, SearchCost()], [FirstHit(), *OUTCOME]]
-    attempts = {"an honest correct answer after one search": attempt(SEARCHED, RIGHT)}
+    attempts = {"an honest correct answer after one search": make_trajectory(SEARCHED, RIGHT)}
     attempts |= hacked_trajectories(4)
     rows = re.findall(
         r"^\| (.*?) \| ([-\d.]+) \| ([-\d.]+) \| ([-\d.]+) \| ([-\d.]+) \|$", page, re.M

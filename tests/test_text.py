@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 import trajectories
 from turnrl import DataError, Question, ToolError, exact_match
 from turnrl.cli import main
-from turnrl.plugin.errors import in_short
-from turnrl.plugin.text import contained_answer, fitted, neutralize, normalize_answer, visible
+from turnrl.plugin.errors import summarize_error
+from turnrl.plugin.text import (
+    find_contained_answer,
+    make_visible,
+    neutralize,
+    normalize_answer,
+    wrap_text,
+)
 from turnrl.rewards.answers import contains_answer
 from turnrl.runs import record
-from turnrl.watch.recorder import rows
+from turnrl.watch.recorder import record_rows
 
 TAGS = ("tool", "result", "answer")
 HAGUE = Question("q", "Where?", ("Den Haag", "The Hague"))
@@ -41,7 +47,7 @@ def test_answers_are_normalised_as_in_squad(text, normal):
 @given(st.sampled_from(["", "The", "a an", "!?", " "]), st.sampled_from(["", "the", "...", "An"]))
 def test_an_answer_that_normalises_to_nothing_matches_nothing(prediction, gold):
     assert not exact_match(prediction, Question("q", "?", gold))
-    assert contained_answer(prediction, [gold]) is None
+    assert find_contained_answer(prediction, [gold]) is None
 
 
 def test_an_answer_is_contained_as_whole_words_in_order():
@@ -53,8 +59,8 @@ def test_an_answer_is_contained_as_whole_words_in_order():
 
 def test_the_longest_contained_answer_is_returned_normalized():
     answers = ["York", "The New York", "Rome", ""]
-    assert contained_answer("in New-York and in New York.", answers) == "new york"
-    assert contained_answer("in London", answers) is None
+    assert find_contained_answer("in New-York and in New York.", answers) == "new york"
+    assert find_contained_answer("in London", answers) is None
 
 
 @pytest.mark.parametrize(
@@ -114,16 +120,16 @@ ACTS = re.compile(
 
 
 def test_control_characters_are_escaped_as_python_escapes_them():
-    assert visible(HOSTILE) == (
+    assert make_visible(HOSTILE) == (
         r"\x1b[2J\x1b]0;title\x07 \x9b31m \u202eright to left\u2069 \r\x08 \u200b \ud800 \U000e0041"
     )
     readable = "Zürich, 東京\u3000駅: 5\u00a0km\n\tسلام नमस्ते e\u0301 😀 \\x1b"
-    assert visible(readable) == readable
+    assert make_visible(readable) == readable
 
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_a_visible_text_has_no_control_characters_and_loses_nothing(text):
-    shown = visible(text)
+    shown = make_visible(text)
     assert not ACTS.search(shown)
     shown.encode()  # a terminal takes it
     kinds = ((character, unicodedata.category(character)) for character in text)
@@ -141,14 +147,14 @@ def test_trajectories_transcripts_and_errors_print_no_controls(recipe, capsys, m
     for trajectory in group.trajectories:
         for text in (str(trajectory), *map(str, trajectory.turns), repr(trajectory)):
             assert not ACTS.search(text)
-        assert visible(HOSTILE) in str(trajectory)
-    for row in rows([group], [None], "val", 0, 0):
-        text = record.transcript(row)
+        assert make_visible(HOSTILE) in str(trajectory)
+    for row in record_rows([group], [None], "val", 0, 0):
+        text = record.format_transcript(row)
         assert not ACTS.search(text)
-        assert text.startswith(f"question   {visible(row['question'])}\n")
+        assert text.startswith(f"question   {make_visible(row['question'])}\n")
     for error in (DataError(HOSTILE), ToolError(HOSTILE), OSError(HOSTILE)):
-        assert not ACTS.search(in_short(error))
-    assert str(ToolError(HOSTILE)) == visible(HOSTILE)
+        assert not ACTS.search(summarize_error(error))
+    assert str(ToolError(HOSTILE)) == make_visible(HOSTILE)
 
     def breaks(*_):
         raise OSError(HOSTILE)
@@ -163,22 +169,22 @@ def test_trajectories_transcripts_and_errors_print_no_controls(recipe, capsys, m
 
 def test_lines_too_long_for_a_terminal_are_wrapped_at_words():
     text = "short\n  written to a/" + "long/" * 12 + "path; the rest of it is in one more place"
-    assert fitted(text, None) == text
-    assert fitted(text, 200) == text
+    assert wrap_text(text, None) == text
+    assert wrap_text(text, 200) == text
     path = "a/" + "long/" * 12 + "path;"
-    assert fitted(text, 40).split("\n") == [
+    assert wrap_text(text, 40).split("\n") == [
         "short",
         "  written to",
         f"    {path}",  # a word longer than a line stays whole
         "    the rest of it is in one more place",
     ]
     # never narrower than 40, and a table's row keeps its columns
-    assert fitted("a  b   c", 3) == "a  b   c"
-    assert fitted(" " * 60 + "word " * 9, 40).split("\n")[0] == " " * 20 + "word word word word"
+    assert wrap_text("a  b   c", 3) == "a  b   c"
+    assert wrap_text(" " * 60 + "word " * 9, 40).split("\n")[0] == " " * 20 + "word word word word"
 
 
 @given(st.text(alphabet="ab \n-/", max_size=200), st.integers(40, 90))
 def test_wrapping_changes_nothing_but_white_space(text, columns):
-    wrapped = fitted(text, columns)
+    wrapped = wrap_text(text, columns)
     assert wrapped.split() == text.split()
     assert all(len(line) <= columns or len(line.split()) == 1 for line in wrapped.split("\n"))

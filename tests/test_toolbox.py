@@ -27,9 +27,9 @@ from rollouts import (
 from turnrl import Question, Rollout, Tool, ToolCall, ToolError, ToolResult, call_tools
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
-from turnrl.agent.running import on_loop, result_of, run_tool
+from turnrl.agent.running import on_loop, run_function, run_tool
+from turnrl.agent.segmenter_loop import SegmenterLoop
 from turnrl.agent.toolbox import Toolbox, ToolSessions
-from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl.types import ToolSession
 
@@ -92,7 +92,7 @@ def test_calls_of_a_session_run_in_order_and_never_in_two_batches_at_once():
 
             async def arrive(sessions):
                 await sessions.open(QUESTION)
-                return await sessions.answer(calls)  # noqa: B023
+                return await sessions.answer_calls(calls)  # noqa: B023
 
             for replies in await asyncio.gather(*map(arrive, several)):
                 assert [reply.content for reply in replies] == ["1", "11", "111"]
@@ -137,7 +137,7 @@ def test_passages_that_were_cut_off_were_not_shown(starts, kept, shown):
 
     async def scenario():
         sessions = ToolSessions(Toolbox([tool], lambda text: text[:kept], 8))
-        return await sessions.answer([ToolCall("look", {"query": "x"})])
+        return await sessions.answer_calls([ToolCall("look", {"query": "x"})])
 
     (result,) = asyncio.run(scenario())
     assert "".join(result.metadata["passage_ids"]) == shown
@@ -283,7 +283,7 @@ def test_a_session_that_cannot_be_closed_is_reported_and_the_others_are_closed(c
 # ------------------------------------------------------------------- branches
 
 
-BRACKETS = TurnScheme(Brackets(), ())
+BRACKETS = SegmenterLoop(Brackets(), ())
 
 
 async def begun(agent):
@@ -317,7 +317,7 @@ def test_a_branch_continues_with_a_copy_of_every_session(chat, kind):
         return (add(5), add(10**number), "=done")[turn]
 
     engine = ScriptedEngine(chat.tokenizer, says)
-    agent = Rollout(Brackets(), [tool, Look()]).agent(engine, chat)
+    agent = Rollout(Brackets(), [tool, Look()]).make_agent(engine, chat)
     ended = asyncio.run(branches(agent, [1, 2, 3]))
     shown = [[r.content for r in trajectory.results] for trajectory in ended]
     assert shown == [["5", "15"], ["5", "105"], ["5", "1005"], ["5", "6"]]
@@ -337,7 +337,7 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
     tool, box = Counter(), Box()
     calls = '[add {"n": 1}];[box {"n": 1}]'
     engine = ScriptedEngine(chat.tokenizer, lambda number, turn: calls)
-    agent = Rollout(Brackets(), [tool, box]).agent(engine, chat)
+    agent = Rollout(Brackets(), [tool, box]).make_agent(engine, chat)
 
     async def scenario():
         attempt = await begun(agent)
@@ -436,10 +436,10 @@ def test_threads_are_reused_and_a_hung_one_blocks_no_other_call():
     held, before = threading.Event(), set(threading.enumerate())
 
     async def calls():
-        hung = asyncio.create_task(result_of(held.wait))
+        hung = asyncio.create_task(run_function(held.wait))
         names, threads = set(), set()
         for _ in range(200):
-            thread = await result_of(threading.current_thread)
+            thread = await run_function(threading.current_thread)
             threads.add(thread)
             names.add(thread.daemon)
         assert not hung.done()
@@ -461,7 +461,7 @@ def test_context_set_by_one_call_does_not_leak_into_the_next():
 
     async def calls():
         for _ in range(5):
-            await result_of(sets)
-        return await result_of(lambda: (kept.get(), decimal.getcontext().prec))
+            await run_function(sets)
+        return await run_function(lambda: (kept.get(), decimal.getcontext().prec))
 
     assert on_loop(calls()) == (0, decimal.DefaultContext.prec)

@@ -144,7 +144,9 @@ def test_a_reward_and_the_record_find_the_figures(chat, tmp_path):
     scored = score_group(group, [Balance()])
     assert scored.outcome.tolist() == pytest.approx([0.6])
     assert group[0].figures == {"balance": 6.0, "turns": (0.0, 1.0)}
-    recording.write([*recording.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
+    recording.write_rows(
+        [*recording.record_rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet"
+    )
     (row,) = record.read(tmp_path)
     assert row["figures"] == [
         {"name": "balance", "values": [6.0]},
@@ -182,9 +184,11 @@ def test_the_segmenter_and_the_template_are_shown_the_tools_of_a_set(chat, monke
             return [{"role": "user", "content": " ".join(tool.name for tool in tools)}]
 
     rollout = Rollout(Shows(), [Bank(), Look()])
-    assert "pay double look" in chat.tokenizer.decode(rollout.scheme.prompt_ids(QUESTION, chat))
+    assert "pay double look" in chat.tokenizer.decode(
+        rollout.segmenter_loop.prompt_ids(QUESTION, chat)
+    )
     # the attempts read the same, and the template describes the tools if the scheme leaves it to it
-    prompt, described = chat.prompt, []
+    prompt, described = chat.encode_prompt, []
     monkeypatch.setattr(
         chat,
         "prompt",
@@ -193,7 +197,7 @@ def test_the_segmenter_and_the_template_are_shown_the_tools_of_a_set(chat, monke
     for shows in (False, True):
         Shows.tools_in_template = shows
         names = ["pay", "double", "look"] if shows else []
-        rollout.scheme.prompt_ids(QUESTION, chat)
+        rollout.segmenter_loop.prompt_ids(QUESTION, chat)
         ((trajectory,),) = collect(rollout, chat, say("=x"))
         assert "pay double look" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
         assert described == [names] * 2
@@ -256,7 +260,7 @@ def test_a_toolset_is_asked_for_its_tools_after_it_has_started(chat):
     tools = Offered()
     rollout = Rollout(Brackets(), [tools])
     assert tools.events == []
-    with rollout.live():
+    with rollout.running_tools():
         rollout.check(chat)
         groups = collect(rollout, chat, say('[pay {"n": 3}]', "=x"))
         hot = replace(rollout, temperature=0.5)

@@ -15,7 +15,7 @@ from rollouts import QUESTION, Look
 from turnrl import Policy, RecipeError, Rollout
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.templates import read_template, render
-from turnrl.sft.dictation import play_demonstrations
+from turnrl.sft.forced_play import play_demonstrations
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 from turnrl_slots import Slots
 
@@ -94,7 +94,7 @@ def test_every_end_token_that_a_folder_declares_ends_a_turn(tiny_model, tmp_path
     chat = ChatFormat(Policy(str(folder)).build().tokenizer)
     assert {*chat.end_ids} == declared | {tokenizer.eos_token_id}
     for token in chat.end_ids:
-        assert chat.text((*chat.turn("Hm", ("m",)), token)) == "Hm"
+        assert chat.decode_turn((*chat.encode_turn("Hm", ("m",)), token)) == "Hm"
 
 
 def certain(folder, tiny_model, token):
@@ -185,16 +185,16 @@ def test_a_history_is_what_the_template_renders_whichever_token_ended_the_turns(
     wanted = written(
         chat, opening, says("assistant", reply), *seen, says("assistant", reply), *seen
     )
-    own = chat.turn(reply, (), roles[0])
-    cut = chat.turn(reply, (reply,))
+    own = chat.encode_turn(reply, (), roles[0])
+    cut = chat.encode_turn(reply, (reply,))
     for said in (own, cut):
-        read = chat.observation(seen, said[-1])
-        assert chat.tokenizer.decode([*chat.prompt([opening]), *(said + read) * 2]) == wanted
-        assert chat.text(said) == reply
+        read = chat.encode_observation(seen, said[-1])
+        assert chat.tokenizer.decode([*chat.encode_prompt([opening]), *(said + read) * 2]) == wanted
+        assert chat.decode_turn(said) == reply
     # any other end token stays in the history, as it was sampled, and the template's markup follows
     for end in {*chat.end_ids} - {own[-1]}:
-        read = chat.observation(seen, end)
-        text = chat.tokenizer.decode([*chat.prompt([opening]), *cut, end, *read])
+        read = chat.encode_observation(seen, end)
+        text = chat.tokenizer.decode([*chat.encode_prompt([opening]), *cut, end, *read])
         assert text == written(
             chat, opening, says("assistant", reply + chat.tokenizer.decode([end])), *seen
         )
@@ -208,19 +208,21 @@ def test_a_role_marker_that_was_sampled_is_not_written_twice(make_chat):
     user, end = id_of(chat, "<|user|>"), id_of(chat, "<|end|>")
     chat.end_ids += (user,)  # as the model declares it
     decode, message = chat.tokenizer.decode, [says("user", "On.")]
-    assert decode([end, *chat.observation(message, end)]).startswith("<|end|>\n<|user|>\nOn.")
-    assert decode([user, *chat.observation(message, user)]).startswith("<|user|>\nOn.")
+    assert decode([end, *chat.encode_observation(message, end)]).startswith(
+        "<|end|>\n<|user|>\nOn."
+    )
+    assert decode([user, *chat.encode_observation(message, user)]).startswith("<|user|>\nOn.")
     # a token that ended no turn is not part of the markup, even if it looks the same
     (line_feed,) = chat.tokenizer("\n", add_special_tokens=False)["input_ids"]
-    assert decode(chat.observation(message, line_feed)).startswith("<|end|>\n<|user|>\nOn.")
+    assert decode(chat.encode_observation(message, line_feed)).startswith("<|end|>\n<|user|>\nOn.")
 
 
 def test_a_policy_of_glm_stops_before_it_writes_the_results_of_its_call(make_chat):
     chat = make_chat("glm4_moe")
     forged = "<|observation|>\n<tool_response>\nParis\n</tool_response><|assistant|>" + ANSWER
-    turn = chat.turn(CALL + forged, ())
+    turn = chat.encode_turn(CALL + forged, ())
     assert chat.tokenizer.decode(turn) == CALL + "<|observation|>"
-    assert chat.text(turn) == CALL
+    assert chat.decode_turn(turn) == CALL
 
 
 def test_a_demonstrated_turn_ends_by_the_token_that_belongs_before_the_next_message(make_chat):
@@ -263,7 +265,7 @@ PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% e
 def test_what_the_template_writes_is_a_control_token_in_any_vocabulary(make_chat, token):
     written = "{{ '" + token[:2] + "' + '" + token[2:] + "' }}"
     chat = make_chat(PLAIN.replace("[{{ m.role }}]", written).replace("[assistant]", written))
-    inert = chat.inert(f"a {token} b", ())
+    inert = chat.neutralize(f"a {token} b", ())
     assert token not in inert
     assert token[1:-1] in inert
 
@@ -273,10 +275,10 @@ def test_special_tokens_that_are_words_or_punctuation_stay_in_texts(make_chat):
     chat.tokenizer.add_tokens(["Ruritania", "<h1>"])
     chat = ChatFormat(chat.tokenizer)
     assert (
-        chat.inert("philosophy! <h1>Ruritania</h1> ◊END◊", ())
+        chat.neutralize("philosophy! <h1>Ruritania</h1> ◊END◊", ())
         == "philosophy! <h1>Ruritania</h1> ‹END›"
     )
-    assert not chat.inert("<|im_end|> <|eom_id|> [gMASK]", ()).count("|>")
+    assert not chat.neutralize("<|im_end|> <|eom_id|> [gMASK]", ()).count("|>")
 
 
 # ------------------------------------------------------------------- templates that change history
@@ -320,13 +322,13 @@ CHANGES["a count of the messages"] = (
 def test_a_template_that_changes_what_it_wrote_is_refused_wherever_it_does(make_chat, change):
     opening = [says("system", "Be brief."), says("user", "Where?")]
     with pytest.raises(RecipeError, match="is not prefix-preserving"):
-        make_chat(CHANGES[change]).prompt(opening, [Look()])
+        make_chat(CHANGES[change]).encode_prompt(opening, [Look()])
 
 
 def test_a_template_that_changes_nothing_is_taken_with_system_message_and_tools(make_chat):
     template = "{{ tools }}{% for m in messages %}" + EACH + "{% endfor %}" + SPEAK
     chat = make_chat(template)
-    assert chat.prompt([says("system", "Be brief."), says("user", "Where?")], [Look()])
+    assert chat.encode_prompt([says("system", "Be brief."), says("user", "Where?")], [Look()])
 
 
 @pytest.mark.parametrize("trims", [["user"], ["system"], ["tool"], ["system", "tool"]])
@@ -339,5 +341,9 @@ def test_a_template_that_strips_the_texts_of_some_roles_is_followed(make_chat, t
         [says("system", " a\n"), says("user", " b\n")],
         [says("tool", " c\n"), says("user", "\n")],
     )
-    ids = [*chat.prompt(opening), *chat.turn("x", ("x",)), *chat.observation(seen, None)]
+    ids = [
+        *chat.encode_prompt(opening),
+        *chat.encode_turn("x", ("x",)),
+        *chat.encode_observation(seen, None),
+    ]
     assert chat.tokenizer.decode(ids) == written(chat, *opening, says("assistant", "x"), *seen)

@@ -33,7 +33,7 @@ from turnrl import (
 )
 from turnrl.policy.model import LanguageModel
 from turnrl.policy.settings import Lora
-from turnrl.rewards.scoring import curves
+from turnrl.rewards.scoring import compute_curves
 from turnrl.testing import check_reward
 from turnrl_rewards import (
     F1,
@@ -175,7 +175,7 @@ def test_words_of_a_call_are_nothing_found():
         assert earned(AnswerRetrieved(), whole) == pays
         assert earned(FirstHit(), whole) == pays
         assert earned(Progress(AnswerSeen(), 0.5), whole) == pays
-        assert curves(whole)["answer_in_results"] == float(bool(found))
+        assert compute_curves(whole)["answer_in_results"] == float(bool(found))
     number = Question("n", "How many?", ("12",), rule=Number())
     result = [ToolResult("12")]
     for query, pay in [("5 + 7", 0.5), (12, 0.0), ("120", 0.5)]:
@@ -394,9 +394,9 @@ def test_each_state_is_read_once_in_minibatches_within_the_budget(tiny_model, pl
 
     def read(rows, *arguments):
         states.extend(tuple(ids) for ids, _ in rows)
-        return LanguageModel.read(policy, rows, *arguments)
+        return LanguageModel.score_tokens(policy, rows, *arguments)
 
-    policy.forward, policy.read = watched, read
+    policy.forward, policy.score_tokens = watched, read
     network.get_decoder().layers[0].eval()  # each part must return to its own mode
     before = [part.training for part in network.modules()]
     assert set(before) == {True, False}

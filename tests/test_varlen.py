@@ -14,7 +14,7 @@ import turnrl.policy.trials
 import turnrl.policy.varlen
 from engines import varlen_of_torch_2_11
 from turnrl import Policy
-from turnrl.policy.layout import lay_out, takes_ragged
+from turnrl.policy.layout import lay_out, supports_ragged
 from turnrl.policy.settings import Lora
 from turnrl.policy.varlen import torch_varlen_attn, varlen_attn
 
@@ -23,13 +23,13 @@ from turnrl.policy.varlen import torch_varlen_attn, varlen_attn
 def torch_2_11(monkeypatch):
     """A torch whose `varlen_attn` is 2.11's, on a CPU that counts as a GPU in half precision."""
     monkeypatch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
-    monkeypatch.setattr(turnrl.policy.trials, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl.policy.trials, "supports_ragged", lambda *_: True)
 
 
 def test_a_gpu_in_half_precision_uses_varlen_kernels_of_any_signature(monkeypatch):
     monkeypatch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
     asked = [("cuda", torch.bfloat16), ("cuda", torch.float32), ("cpu", torch.bfloat16)]
-    assert [takes_ragged(torch.device(d), t) for d, t in asked] == [True, False, False]
+    assert [supports_ragged(torch.device(d), t) for d, t in asked] == [True, False, False]
 
 
 def test_the_installed_torch_accepts_the_arguments_passed_to_varlen_attention(monkeypatch):
@@ -109,7 +109,9 @@ def test_torch_2_11_learns_from_ragged_rows(tiny_model, random_model, torch_2_11
         values = policy(layout).logprobs
         values.sum().backward()
         results.append((values, [p.grad for p in policy.parameters() if p.grad is not None]))
-    assert ragged.in_force["attention while learning"] == "prompts once, torch's varlen kernel"
+    assert (
+        ragged.active_choices["attention while learning"] == "prompts once, torch's varlen kernel"
+    )
     (values, slopes), (wanted, steep) = results
     assert torch.allclose(values, wanted, atol=1e-5)
     assert any(slope.abs().max() > 1e-3 for slope in steep)

@@ -62,7 +62,7 @@ def test_it_gives_its_memory_back_while_the_policy_learns(tmp_path, whole):
             assert done.version == version
             wanted = learner_logprobs(policy, PROMPT, done.token_ids)
             gaps += [abs(a - b) for a, b in zip(done.logprobs, wanted, strict=True)]
-        engine.rest()
+        engine.release_memory()
         kept.append(before - free_bytes())
         perturb(policy)
     engine.close()

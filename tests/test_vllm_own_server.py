@@ -34,7 +34,7 @@ from serving import (
 from turnrl import Policy, RecipeError, build
 from turnrl.agent.running import on_loop
 from turnrl.cli import main
-from turnrl.engines import Surroundings
+from turnrl.engines import RunContext
 from turnrl.plugin.errors import EngineError
 from turnrl.policy.model import LanguageModel
 from turnrl.policy.settings import Lora
@@ -142,7 +142,7 @@ def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_mod
     broken(interpreter, "error: an argument that there is not")
     engine = VLLM(python=str(interpreter)).build()
     policy, folder = trained_policy(tiny_model), tmp_path / "run"
-    engine.check(policy, 64, Surroundings(folder))
+    engine.check(policy, 64, RunContext(folder))
     folder.mkdir()
     earlier = "torch.OutOfMemoryError: CUDA out of memory\n"
     (folder / "vllm.log").write_text(earlier + "more\n" * 20)
@@ -162,7 +162,7 @@ def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_mod
 def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
     policy = trained_policy(tiny_model, whole)
     engine = VLLM(python=str(interpreter), sleeps=True).build()
-    engine.check(policy, 64, Surroundings(tmp_path / "run"))
+    engine.check(policy, 64, RunContext(tmp_path / "run"))
     sleeps_and_samples(engine, policy)
     assert answer_of(engine, "wakes") == 2  # the first of three collections finds it awake
     assert len(answer_of(engine, "loads")) == 3
@@ -182,10 +182,12 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
 )
 def test_the_memory_plan_accounts_for_what_a_server_uses(arguments, share):
     sleeps = VLLM(python="python", arguments=arguments).build()
-    assert sleeps.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
+    assert sleeps.server_memory(10**11) == (
+        None if share is None else (int(share * 1e11), 3 * 10**9)
+    )
     awake = VLLM(python="python", arguments=arguments, sleeps=False).build()
-    assert awake.beside(10**11) == (None if share is None else (int(share * 1e11),) * 2)
-    assert VLLM(url="http://localhost:8000").build().beside(10**11) is None
+    assert awake.server_memory(10**11) == (None if share is None else (int(share * 1e11),) * 2)
+    assert VLLM(url="http://localhost:8000").build().server_memory(10**11) is None
 
 
 def on_device(monkeypatch, kind: str) -> None:
@@ -198,14 +200,14 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     engine = VLLM(python=str(interpreter)).build()
-    engine.check(policy, 64, Surroundings(tmp_path / "run"))
+    engine.check(policy, 64, RunContext(tmp_path / "run"))
     with monkeypatch.context() as there:
         on_device(there, "cuda")
         engine.start(policy, 64)
     (keeper,) = keepers()
     assert "--enable-sleep-mode" in keeper.cmdline()
     engine.sync(0)
-    engine.rest()
+    engine.release_memory()
     assert is_asleep(engine)
     before = len(emptied)
     engine.sync(1)

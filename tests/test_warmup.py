@@ -37,7 +37,7 @@ from turnrl.cli import main
 from turnrl.plugin.errors import PluginError
 from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
-from turnrl.sft.dictation import play_demonstrations
+from turnrl.sft.forced_play import play_demonstrations
 from turnrl.sft.random_play import RandomPlay
 from turnrl.sft.supervised import Supervised
 from turnrl.sft.warmup import demonstrations
@@ -73,7 +73,7 @@ class Page(Tool):
 def play(chat, demonstrate, scheme=None, tools=None, questions=(QUESTION,), size=1, **limits):
     limits = {"max_turn_tokens": 400, "max_tokens": 4000, **limits}
     rollout = Rollout(scheme or ReAct(), [Page()] if tools is None else tools, **limits)
-    with rollout.live():
+    with rollout.running_tools():
         return play_demonstrations(rollout, demonstrate, chat, list(questions), (0,), size)
 
 
@@ -229,9 +229,9 @@ def test_a_long_text_without_spaces_is_cut(chat):
 
 
 def test_a_turn_ends_at_the_first_token_that_ends_one(chat):
-    whole = chat.turn("a<|im_end|>b", ())
+    whole = chat.encode_turn("a<|im_end|>b", ())
     assert [token in chat.end_ids for token in whole].index(True) == len(whole) - 1
-    assert chat.text(whole) == "a"
+    assert chat.decode_turn(whole) == "a"
 
 
 def test_no_more_demonstrations_are_under_way_than_asked_for(chat):
@@ -273,7 +273,7 @@ def test_a_demonstration_yields_the_same_tokens_as_a_policy_that_wrote_it(chat):
     cut = texts[0].removesuffix(" and more")
     engine = ScriptedEngine(chat.tokenizer, lambda session, turn: [cut, texts[1]][turn])
     rollout = Rollout(scheme, [Echo()], max_turn_tokens=400, max_tokens=4000)
-    with rollout.live():
+    with rollout.running_tools():
         ((wrote,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
     assert shown.token_rows == wrote.token_rows
     assert shown.turns == wrote.turns
@@ -282,7 +282,7 @@ def test_a_demonstration_yields_the_same_tokens_as_a_policy_that_wrote_it(chat):
     ids, asked = plain.token_rows[0]
     written = [i for i, mine in zip(ids, asked, strict=True) if mine]
     assert written[-1] == chat.end_of_turn
-    assert chat.text(written) == "left"
+    assert chat.decode_turn(written) == "left"
 
 
 def test_a_demonstrator_may_be_async_return_a_reading_and_see_results(chat):
@@ -535,7 +535,7 @@ def moved(policy, seed=0):
 def logprobs_of(policy):
     """Its log-probabilities of four fixed tokens."""
     row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
-    return policy.read([row])[0].logprobs
+    return policy.score_tokens([row])[0].logprobs
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft

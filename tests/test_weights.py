@@ -135,7 +135,7 @@ def test_a_broken_model_folder_is_an_error_of_the_recipe(base, fault):
 
 
 def logprobs_of(policy):
-    return policy.read([ROW])[0].logprobs
+    return policy.score_tokens([ROW])[0].logprobs
 
 
 def by_peft(network):

@@ -13,8 +13,8 @@ import trajectories
 from pages import example
 from trajectories import RULES
 from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit
-from turnrl.credit.why import terms
-from turnrl.plugin.hooks import installed
+from turnrl.credit.why import compute_terms
+from turnrl.plugin.hooks import load_classes
 from turnrl_estimators import CostsAmongRight, GroupInGroup
 
 
@@ -25,7 +25,7 @@ def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
         for _ in range(20):
             group = trajectories.group(draw, 0, size)
             advantages = assign_credit(group, rule).turns
-            by_member = terms(rule, group)
+            by_member = compute_terms(rule, group)
             for i, turns in enumerate(by_member):
                 for k, summands in enumerate(turns):
                     total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in summands)
@@ -34,16 +34,16 @@ def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
 
 def test_every_installed_estimator_that_needs_only_rewards_is_explained():
     group = trajectories.group(random.Random(0), 0)
-    for kind in installed("turnrl_estimators").values():
+    for kind in load_classes("turnrl_estimators").values():
         rule = kind()
         if not rule.probes and rule.critic is None:
-            assert terms(rule, group) is not None, kind
+            assert compute_terms(rule, group) is not None, kind
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_costs_among_right_explains_gains_as_turn_level_does(gamma):
     group = trajectories.group(random.Random(0), 0)
-    both = [terms(rule(gamma=gamma), group) for rule in (TurnLevel, CostsAmongRight)]
+    both = [compute_terms(rule(gamma=gamma), group) for rule in (TurnLevel, CostsAmongRight)]
     paid, every = (
         {term.name for row in by_member for summands in row for term in summands}
         for by_member in both
@@ -55,7 +55,7 @@ def test_costs_among_right_explains_gains_as_turn_level_does(gamma):
 def test_a_term_says_whom_a_turn_is_compared_with():
     group = trajectories.group(random.Random(0), 0, size=3, turns=(1, 1))
     group.outcome[:] = torch.tensor([0.0, 0.3, 0.9])
-    ((only,),), *_ = terms(OutcomeOnly(), group)
+    ((only,),), *_ = compute_terms(OutcomeOnly(), group)
     # mean 0.4; deviations -0.4, -0.1, 0.5; variance (0.16 + 0.01 + 0.25) / 2 = 0.21
     assert (only.count, only.value) == (3, 0.0)
     assert (only.mean, only.baseline) == (pytest.approx(0.4), pytest.approx(0.4))
@@ -72,7 +72,7 @@ def test_turns_share_a_state_if_the_same_passages_were_read_before_them():
             befores = (set().union(*read[:k]) for k in range(len(read)))
             states.append([str(sorted(before)) for before in befores])
         counts = Counter(state for row in states for state in row)
-        for row, turns in zip(states, terms(GroupInGroup(), group), strict=True):
+        for row, turns in zip(states, compute_terms(GroupInGroup(), group), strict=True):
             assert [among.count for _, among in turns] == [counts[state] for state in row]
 
 
@@ -83,9 +83,9 @@ def test_your_own_estimator_can_be_explained():
             return (group.outcome - group.outcome.mean())[:, None] * group.reached
 
     group = trajectories.group(random.Random(0), 0)
-    assert terms(MyEstimator(), group) is None
+    assert compute_terms(MyEstimator(), group) is None
     exec(example("docs/howto/report.md", "why"), {"MyEstimator": MyEstimator})
-    for i, turns in enumerate(terms(MyEstimator(), group)):
+    for i, turns in enumerate(compute_terms(MyEstimator(), group)):
         wanted = float(group.outcome[i] - group.outcome.mean())
         assert [sum(t.advantage for t in summands) for summands in turns] == [
             pytest.approx(wanted)

@@ -28,7 +28,7 @@ from turnrl import (
 from turnrl.credit.estimators import Credit
 from turnrl.engines import TokenScores
 from turnrl.types import RewardComponent, Sample
-from turnrl.watch.recorder import rows, write
+from turnrl.watch.recorder import record_rows, write_rows
 from turnrl_estimators import (
     CostsAmongRight,
     DiscountedReturn,
@@ -199,7 +199,7 @@ def row(turns=1, **columns):
     question = Question("q", "?", ("x",))
     made = [sampled_turn("", (7, 7), (-0.5, -0.5)) for _ in range(turns)]
     scored = score_group([trajectory(question, (1, 2, 3), made, "answer")], [], turns)
-    return next(rows([scored], [None], "val", 0, 0)) | columns
+    return next(record_rows([scored], [None], "val", 0, 0)) | columns
 
 
 def noted(read):
@@ -234,6 +234,6 @@ def run(
         made = [group(draw, n, size, turns, text, k) for n in range(groups)]
         credit: list[Credit] = [assign_credit(scored, estimator) for scored in made]
         learner = noted if tokens else None
-        kept = rows(made, credit, "train", k + 1, k, estimator=estimator, learner=learner)
-        write(list(kept), folder / "record" / f"train-{k:06d}-0.parquet")
+        kept = record_rows(made, credit, "train", k + 1, k, estimator=estimator, learner=learner)
+        write_rows(list(kept), folder / "record" / f"train-{k:06d}-0.parquet")
     return folder

@@ -99,7 +99,7 @@ def sampled(model):
     from turnrl import Policy, Sampling
     from turnrl_slots import Slots
 
-    turnrl_slots.kernel_trial.takes_ragged = lambda *_: True
+    turnrl_slots.kernel_trial.supports_ragged = lambda *_: True
     turnrl.policy.varlen.torch_varlen_attn = varlen_of_torch_2_11
     policy = Policy(model).build()
     policy.load()
@@ -120,7 +120,7 @@ def sampled(model):
     turns = asyncio.run(scenario())
     right = [h[-n:] == greedy_reference(policy, h[:-n], n) for h, n in turns]
     replayed = graphs.replayed > 0
-    return {"right": right, "replayed": replayed, **engine.in_force}
+    return {"right": right, "replayed": replayed, **engine.active_choices}
 
 
 if __name__ == "__main__":

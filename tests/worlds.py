@@ -1,4 +1,4 @@
-"""A small world in which training can be tested: one tool, one turn scheme, two rewards."""
+"""A small world in which training can be tested: one tool, one segmenter, two rewards."""
 
 from __future__ import annotations
 

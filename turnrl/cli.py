@@ -12,18 +12,18 @@ import time
 from collections.abc import Sequence
 
 from turnrl.commands import COMMANDS
-from turnrl.commands.parser import parser_of
+from turnrl.commands.parser import build_parser
 from turnrl.plugin.errors import (
     OutputClosed,
     PluginError,
     RecipeError,
     TurnRLError,
     WorldError,
-    did_you_mean,
+    suggest_name,
 )
 from turnrl.plugin.hooks import LOAD_VARIABLE, load_plugins, working_plugins
-from turnrl.plugin.signals import is_first_process, stopping
-from turnrl.plugin.text import say, visible
+from turnrl.plugin.signals import interrupt_on_sigterm, is_first_process
+from turnrl.plugin.text import make_visible, say
 
 _DEBUG = "TURNRL_DEBUG"
 _FIRST_S = 3.0
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error's.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with stopping() as stopped:
+    with interrupt_on_sigterm() as stopped:
         try:
             return _dispatch(arguments)
         except (Exception, KeyboardInterrupt) as error:
@@ -76,7 +76,7 @@ def _report(error: BaseException) -> int:
     if of_a_package or not isinstance(error, TurnRLError):
         message += f" ({_DEBUG}=1 shows where.)"
     with contextlib.suppress(BrokenPipeError):  # nobody may read it, as in `2>&1 | head`
-        say(f"turnrl: {type(error).__name__}: {visible(message)}", sys.stderr)
+        say(f"turnrl: {type(error).__name__}: {make_visible(message)}", sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 
 
@@ -96,10 +96,10 @@ def _dispatch(arguments: list[str]) -> int:
     # plugin is loaded
     name = arguments[0] if arguments else "--help"
     own = [name] if name in COMMANDS else []
-    parser, commands = parser_of(own, [] if own else load_plugins(name))
+    parser, commands = build_parser(own, [] if own else load_plugins(name))
     if name not in commands.choices:
         plugins, faults = working_plugins("turnrl_commands")
-        parser, commands = parser_of(COMMANDS, plugins, faults)
+        parser, commands = build_parser(COMMANDS, plugins, faults)
         for fault in faults:
             say(f"turnrl: {type(fault).__name__}: {fault}", sys.stderr)
     if not arguments:
@@ -109,7 +109,7 @@ def _dispatch(arguments: list[str]) -> int:
         chosen, names = os.environ.get(LOAD_VARIABLE), sorted(commands.choices)
         hint = f" {LOAD_VARIABLE} is {chosen!r}: add {name}, or the plugin that brings it."
         raise RecipeError(
-            f"no command {name!r}.{did_you_mean(name, names)} There are {', '.join(names)}."
+            f"no command {name!r}.{suggest_name(name, names)} There are {', '.join(names)}."
             f"{'' if chosen is None else hint}"
         )
     parsed = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from turnrl.commands.sweep.results import Result
-from turnrl.commands.sweep.results import area as area_until
+from turnrl.commands.sweep.results import area_under_curve as area_until
 
 MATCH, CALLS, FAMOUS = "val/exact_match", "train/tool_execution", "famous/exact_match"
 TOKENS, ITERATION = "sampled_tokens", "iteration"

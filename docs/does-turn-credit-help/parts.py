@@ -18,7 +18,7 @@ from measures import (
     learned_by_tokens,
 )
 
-from turnrl.commands.sweep.matrix import Cell, read_cells
+from turnrl.commands.sweep.matrix import SweepRun, read_cells
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -117,7 +117,7 @@ class Sweep:
             *self.options,
         ]
 
-    def cells(self) -> Sequence[tuple[str, Cell]]:
+    def cells(self) -> Sequence[tuple[str, SweepRun]]:
         """Each run, with the name of its estimator."""
         return _cells(self)
 
@@ -128,7 +128,7 @@ class Sweep:
 
 
 @cache
-def _cells(sweep: Sweep) -> Sequence[tuple[str, Cell]]:
+def _cells(sweep: Sweep) -> Sequence[tuple[str, SweepRun]]:
     """Read once, as many parts stand beside the same runs."""
     names = {ESTIMATORS[name]: name for name in sweep.estimators}
     cells = read_cells([*sweep.recipes, *sweep.options], sweep.seeds, [sweep.set])[1]

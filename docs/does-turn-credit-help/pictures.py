@@ -16,7 +16,7 @@ from parts import ESTIMATORS, FIVE, MERGED, OURS, OUTCOMES, RIGHT, WHOLE
 from rows import Row, Rows
 
 from turnrl.commands.sweep.results import Result
-from turnrl.runs.statistics import student
+from turnrl.runs.statistics import student_interval
 
 GREY = "#787f89"
 """Text and axes that read on white and on black."""
@@ -60,7 +60,7 @@ def curves(of: Rows, file: Path) -> None:
                 label = str(row) if name == MATCH else None
                 axes.plot(x, y.mean(0), color=color, linestyle=dashes, label=label)
                 if len(y) > 1:
-                    ends = np.clip([student([*v]) for v in y.T], 0, 1).T
+                    ends = np.clip([student_interval([*v]) for v in y.T], 0, 1).T
                     axes.fill_between(x, *ends, color=color, alpha=0.18, linewidth=0)
         figure.legend(loc="lower center", ncols=len(of.runs), frameon=False)
 

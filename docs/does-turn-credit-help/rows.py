@@ -15,7 +15,7 @@ from parts import OURS, Part
 
 from turnrl.commands.sweep import results
 from turnrl.commands.sweep.results import Result, Results
-from turnrl.runs.statistics import Difference, by_seed
+from turnrl.runs.statistics import Difference, difference_by_seed
 
 
 class Row(NamedTuple):
@@ -79,7 +79,7 @@ class Rows:
         common."""
         sides = (self.runs.get(less, {}), self.runs.get(of, {}))
         first, second = ({seed: figure(run) for seed, run in runs.items()} for runs in sides)
-        return by_seed(first, second, self.part.level)
+        return difference_by_seed(first, second, self.part.level)
 
     def over_labels(
         self, of: str, less: str, figure: Callable[[Result], float]
@@ -94,7 +94,7 @@ class Rows:
                 first[number], second[number] = (
                     statistics.mean(figure(runs[seed]) for seed in both) for runs in sides
                 )
-        return by_seed(first, second, self.part.level)
+        return difference_by_seed(first, second, self.part.level)
 
     def gains(self, row: Row) -> dict[int, float]:
         """MT-GRPO's lead in area over a row with the same label, by seed."""
@@ -102,7 +102,7 @@ class Rows:
 
     def change(self, before: Row, after: Row) -> Difference | None:
         """How the gain over an estimator changes from one label to another, paired by seed."""
-        return by_seed(self.gains(before), self.gains(after), self.part.level)
+        return difference_by_seed(self.gains(before), self.gains(after), self.part.level)
 
     def growth(self, of: str, less: str, figure: Callable[[Result], float]) -> Difference | None:
         """How a figure of one estimator less that of another changes from the first label to the
@@ -111,7 +111,7 @@ class Rows:
         before, after = (
             self._lead(Row(of, label), Row(less, label), figure) for label in (every[0], every[-1])
         )
-        return by_seed(before, after, self.part.level)
+        return difference_by_seed(before, after, self.part.level)
 
     def _lead(self, of: Row, less: Row, figure: Callable[[Result], float]) -> dict[int, float]:
         first, second = self.runs.get(of, {}), self.runs.get(less, {})
@@ -128,7 +128,7 @@ def done(folder: Path, parts: Mapping[str, Part]) -> Results:
     """
     every: Results = {}
     for file in sorted((folder / "lines").glob("*.jsonl")):
-        found, problems = results.read(file)
+        found, problems = results.read_results(file)
         part = parts.get(file.stem, Part({}))
         known = {cell.key for of in part.sweeps.values() for _, cell in of.cells()}
         if others := found.keys() - known:

@@ -41,7 +41,7 @@ from bench_task import (
 )
 from turnrl import Policy, RecipeError, Sampling
 from turnrl.engines import Engine
-from turnrl.policy.compute import recompute
+from turnrl.policy.compute import checkpoint_activations
 from turnrl.policy.model import LanguageModel
 from turnrl.policy.settings import Lora
 from turnrl_slots import Slots
@@ -185,7 +185,7 @@ def minibatch(tiny: bool = False) -> None:
         layout = move_data_to_device(layout, DEVICE)
         columns = []
         for recomputes in (True, False):
-            recompute(policy.base, recomputes)
+            checkpoint_activations(policy.base, recomputes)
             time_step(policy, layout)
             peak_bytes()
             runs = [time_step(policy, layout) for _ in range(3)]
@@ -194,9 +194,9 @@ def minibatch(tiny: bool = False) -> None:
             }
             columns.append(column | {"peak memory": f"{peak_bytes() / 1e9:.1f} GB"})
         cells = [(part, *(column[part] for column in columns)) for part in columns[0]]
-        policy.read([rows[n] for n in numbers], tokens)
+        policy.score_tokens([rows[n] for n in numbers], tokens)
         began = clock()
-        policy.read([rows[n] for n in numbers], tokens)
+        policy.score_tokens([rows[n] for n in numbers], tokens)
         cells.append(("old log-probabilities", f"{clock() - began:.3g} s", ""))
         print_table((f"a minibatch of {tokens:,} tokens", "computed again", "all kept"), cells)
 

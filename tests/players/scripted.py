@@ -41,7 +41,7 @@ def scripted(policy, player, texts, tools=(), questions=(QUESTION,), size=1, **o
     limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
     rollout = Rollout(player=player, tools=list(tools), **limits)
     chat = ChatFormat(policy.tokenizer)
-    with rollout.live():
+    with rollout.running_tools():
         attempts = rollout.begin(engine, chat, list(questions), size, (0,), 0).result()
     assert not engine.open_sessions
     return attempts

@@ -52,7 +52,7 @@ class Agent(ABC):
         """
 
     @abstractmethod
-    def inert(self, text: str) -> str:
+    def neutralize(self, text: str) -> str:
         """Neutralise tags and control tokens in a text that a player reads."""
 
 
@@ -89,10 +89,10 @@ class SampledAgent(Agent):
         if isinstance(self.sampler, MessageSampler):
             return MessageConversation(self.sampler, self.chat, messages, tools)
         assert isinstance(self.sampler, Engine)
-        prompt_ids = self.chat.prompt(messages, tools)
+        prompt_ids = self.chat.encode_prompt(messages, tools)
         # before a player opens a history, nobody knows whether it leaves tools to the template
         left = tools if isinstance(self.plugin, Player) else ()
-        if left and prompt_ids == self.chat.prompt(messages):
+        if left and prompt_ids == self.chat.encode_prompt(messages):
             raise PluginError(
                 f"the player {type(self.plugin).__name__} leaves it to the chat template to "
                 "describe the tools, and the policy's does not. "
@@ -102,9 +102,9 @@ class SampledAgent(Agent):
             self.sampler.open(prompt_ids), self.chat, messages, tools, prompt_ids
         )
 
-    def inert(self, text: str) -> str:
-        """See `Agent.inert`."""
-        return self.chat.inert(text, self.plugin.tags)
+    def neutralize(self, text: str) -> str:
+        """See `Agent.neutralize`."""
+        return self.chat.neutralize(text, self.plugin.tags)
 
     async def close(self) -> None:
         """Drop the tools' batches, and free what the sampler needs only while it samples."""

@@ -1,6 +1,6 @@
 """An attempt under way: its histories at the sampler, its sessions at the tools, its turns so far.
 
-A player sees it as `turnrl.Attempt`; the loop of a turn scheme drives it by the same methods.
+A player sees it as `turnrl.Attempt`; the loop of a segmenter drives it by the same methods.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import final
 
 from turnrl.agent.agent import Agent
 from turnrl.agent.conversation import Conversation
-from turnrl.agent.messages import plain
+from turnrl.agent.messages import to_plain
 from turnrl.agent.toolbox import ToolSessions
-from turnrl.plugin.errors import DataError, PluginError, kind_of
+from turnrl.plugin.errors import DataError, PluginError, describe_value
 from turnrl.types import (
     AttemptOver,
     Ending,
@@ -69,13 +69,13 @@ class Attempt:
     @property
     def question(self) -> Question:
         """See `turnrl.Attempt.question`."""
-        inert, asked = self.agent.inert, self.asked
+        inert, asked = self.agent.neutralize, self.asked
         return replace(asked, text=inert(asked.text), system=inert(asked.system))
 
     @property
     def opening(self) -> str:
         """See `turnrl.Attempt.opening`."""
-        return self.agent.inert(self.sessions.prompt)
+        return self.agent.neutralize(self.sessions.prompt)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -91,15 +91,15 @@ class Attempt:
         stop: Sequence[str] = (),
     ) -> Reply:
         """See `turnrl.Attempt.reply`."""
-        await self.calls_ended()
+        await self.wait_for_calls()
         if len(self.turns) >= self.agent.max_turns:
             self.end("turns")
         await self._refuse_if_over()
         try:
-            conversation = self._history_of(_checked(messages), tools)
+            conversation = self._history_of(_copy_messages(messages), tools)
             if conversation.tokens >= self.agent.max_tokens:
                 if not self.turns:
-                    raise self.no_room(conversation.tokens)
+                    raise self.room_error(conversation.tokens)
                 self.end("length")
                 raise AttemptOver
             return await self.take_turn(
@@ -116,7 +116,7 @@ class Attempt:
         await asyncio.sleep(0)  # a player that catches even this must not block the others
         raise self.fault or AttemptOver
 
-    def no_room(self, tokens: int) -> DataError:
+    def room_error(self, tokens: int) -> DataError:
         """The error for a prompt of `tokens` tokens, which leaves no room to act."""
         return DataError(
             f"question {self.asked.id!r} makes a prompt of {tokens} tokens: no room within "
@@ -128,8 +128,8 @@ class Attempt:
         """The history that these messages extend with the same tools, the latest first, or a new
         one."""
         for conversation in reversed(self.conversations):
-            if new_messages := conversation.beyond(messages, tools):
-                conversation.tell(new_messages)
+            if new_messages := conversation.messages_beyond(messages, tools):
+                conversation.append_messages(new_messages)
                 return conversation
         self.conversations.append(self.agent.converse(messages, tools))
         return self.conversations[-1]
@@ -178,14 +178,15 @@ class Attempt:
         self._last("call")
         await self._refuse_if_over()
         if self.sampling:
-            raise self._misused(
+            raise self._record_misuse(
                 "a player called a tool while a reply is sampled, so nobody can tell whose turn "
                 "the call is. Await the call before you ask for the reply."
             )
         wrong = [c for c in calls if not isinstance(c, ToolCall)] if _is_list(calls) else [calls]
         if wrong:
-            raise self._misused(
-                f"a player gave {kind_of(wrong[0])} to attempt.call. Give it a list of calls, such "
+            raise self._record_misuse(
+                f"a player gave {describe_value(wrong[0])} to attempt.call. Give it a list of "
+                f"calls, such "
                 'as [turnrl.ToolCall("search", {"query": "..."})].'
             )
         return await self.run_calls(calls)
@@ -215,7 +216,7 @@ class Attempt:
     ) -> tuple[ToolResult, ...]:
         """Run calls of the last turn, and record their results in the turn."""
         try:
-            results = await self.sessions.answer(calls, len(self.turns) - 1, earlier, unread)
+            results = await self.sessions.answer_calls(calls, len(self.turns) - 1, earlier, unread)
         except Exception as fault:
             self.fault = self.fault or fault
             return ()
@@ -233,7 +234,7 @@ class Attempt:
             self.end("tool")
         return results
 
-    async def calls_ended(self) -> None:
+    async def wait_for_calls(self) -> None:
         """Wait until no call is under way."""
         while self._running:
             await asyncio.wait(self._running)
@@ -241,13 +242,13 @@ class Attempt:
     def _last(self, verb: str) -> Turn:
         """The last turn, for `attempt.<verb>`; a fault of the player if there is none."""
         if not self.turns:
-            raise self._misused(
+            raise self._record_misuse(
                 f"a player used attempt.{verb} before its first reply, so there is no turn that it "
                 "belongs to. Ask for a reply first."
             )
         return self.turns[-1]
 
-    def _misused(self, what: str) -> PluginError:
+    def _record_misuse(self, what: str) -> PluginError:
         """Record a fault of the player. It counts even if the player catches the error."""
         self.fault = PluginError(what)
         return self.fault
@@ -303,7 +304,7 @@ class Attempt:
         *before, last = self.turns
         # nobody read the results of the last turn, so their texts are dropped; but a step in the
         # world did happen, so only calls that act can keep their ok
-        acted = [self.sessions.acts([call]) for call in last.reading.calls]
+        acted = [self.sessions.has_acting_call([call]) for call in last.reading.calls]
         results: tuple[ToolResult, ...] = ()
         if any(acted):
             pairs = zip(last.results, acted, strict=False)
@@ -326,7 +327,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
+def _copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Copies of a player's messages, because the player may change its own later.
 
     Raises:
@@ -334,11 +335,11 @@ def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
     """
     example = '[{"role": "user", "content": "Who wrote it?"}]'
     if not _is_list(messages) or not messages:
-        what = kind_of(messages) if messages else "no messages"
+        what = describe_value(messages) if messages else "no messages"
         raise PluginError(
             f"a player gave {what} to attempt.reply. Give it a list of messages, such as {example}."
         )
-    checked = tuple(map(plain, messages))
+    checked = tuple(map(to_plain, messages))
     if messages[-1]["role"] == "assistant":
         raise PluginError(
             "a player asked for a reply to a message of the assistant. Add what the model is to "

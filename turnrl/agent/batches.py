@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from turnrl.agent.running import TimesCalls, run_tool, shown_call
-from turnrl.plugin.errors import ToolError, TrajectoryLost, is_finite, is_flag
+from turnrl.agent.running import TimesCalls, format_call, run_tool
+from turnrl.plugin.errors import ToolError, TrajectoryLost, is_bool_like, is_finite
 from turnrl.types import ToolCall, ToolResult, Toolset
 
 MAX_RESULT_CHARACTERS = 1_000_000
@@ -44,7 +44,7 @@ class Batcher:
     async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         await asyncio.sleep(_GATHER_S)
         self._calls = []
-        call = shown_call(calls[0])
+        call = format_call(calls[0])
         on = f" on {call}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {call}"
         tool = self.toolset
         timed = not isinstance(tool, TimesCalls)
@@ -68,5 +68,5 @@ def _is_reply(value: object) -> bool:
     """True of a well-formed result, and of a lost trajectory."""
     if not isinstance(value, ToolResult):
         return isinstance(value, TrajectoryLost)
-    flags = is_flag(value.ok) and is_flag(value.done)
+    flags = is_bool_like(value.ok) and is_bool_like(value.done)
     return isinstance(value.content, str) and flags and is_finite(value.reward)

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from turnrl.agent.messages import (
     SHOWN,
-    plain,
-    role_of,
-    shape_of,
-    text_of,
-    texts_in,
-    with_shape,
-    with_texts,
+    fill_shape,
+    iterate_texts,
+    map_texts,
+    message_shape,
+    plain_text,
+    shape_role,
+    to_plain,
 )
 from turnrl.agent.templates import (
-    control_texts,
+    find_control_tokens,
+    find_open_thought,
+    find_quoted_texts,
     is_bracketed,
-    marked,
-    opened_thought,
-    quoted_texts,
+    mark_texts,
     render,
-    substitute,
+    suggest_template,
 )
 from turnrl.agent.templates import read_template as read_template
 from turnrl.plugin.errors import RecipeError
@@ -93,7 +93,7 @@ class ChatFormat:
         ends = {*declared, tokenizer.eos_token_id, *(ids[-1] for ids in self._closings.values())}
         self.end_ids: tuple[int, ...] = tuple(sorted(ends - {None}))
 
-    def prompt(
+    def encode_prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[int, ...]:
         """Ids of the rendered messages, up to where the assistant speaks.
@@ -108,32 +108,32 @@ class ChatFormat:
         messages = self._plain(messages)
         return self._fill(self._opening(messages, tools), messages, False)
 
-    def prompt_tokens(
+    def count_prompt_tokens(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], least: int
     ) -> int:
         """Number of tokens of a `prompt`; if it is below `least`, any number below `least`. Only a
         prompt of `least` bytes or more is tokenised, because every token has a byte."""
         messages = self._plain(messages)
         markup = self._opening(messages, tools)
-        texts = (*markup, *map(text_of, messages))
+        texts = (*markup, *map(plain_text, messages))
         size = sum(len(text.encode("utf-8", "replace")) for text in texts)
         return size if size < least else len(self._fill(markup, messages, False))
 
     def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[str]:
-        """The markup around the `plain` messages of a prompt."""
+        """The markup around the `to_plain` messages of a prompt."""
         schemas = json.dumps([tool_schema(tool) for tool in tools], default=dict)
-        return self._markup(tuple(map(shape_of, messages)), schemas)
+        return self._markup(tuple(map(message_shape, messages)), schemas)
 
     def _plain(self, messages: Sequence[Message]) -> list[Message]:
         """The messages in one form. Calls and thoughts become part of the markup, so control tokens
         in them are neutralised."""
         made: list[Message] = []
-        for message in map(plain, messages):
-            safe = with_texts(message, lambda text: neutralize(text, (), self.control_tokens))
+        for message in map(to_plain, messages):
+            safe = map_texts(message, lambda text: neutralize(text, (), self.control_tokens))
             made.append(cast(Message, {**safe, "content": message["content"]}))
         return made
 
-    def observation(self, messages: Sequence[Message], after: int | None) -> tuple[int, ...]:
+    def encode_observation(self, messages: Sequence[Message], after: int | None) -> tuple[int, ...]:
         """Ids to append so that the policy reads the messages and speaks next.
 
         Args:
@@ -142,22 +142,24 @@ class ChatFormat:
                 first message, the ids begin after it, so that it is not repeated.
         """
         messages = self._plain(messages)
-        markup = self._between(tuple(map(shape_of, messages)))
+        markup = self._between(tuple(map(message_shape, messages)))
         ids = self._fill(markup, messages, True)
         before = self._mark(markup[0], goes_on=True)
         ended = after is not None and after in self.end_ids and after in before
         return ids[before.index(cast(int, after)) + 1 :] if ended else ids
 
-    def opens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+    def open_thought(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """The tag of the thought that the prompt of these messages ends in, such as `<think>`;
         empty if the assistant begins outside any thought."""
-        return opened_thought(self._opening(self._plain(messages), tools)[-1])
+        return find_open_thought(self._opening(self._plain(messages), tools)[-1])
 
-    def reopens(self, messages: Sequence[Message]) -> str:
+    def reopened_thought(self, messages: Sequence[Message]) -> str:
         """The same at the end of messages that are appended; see `observation`."""
-        return opened_thought(self._between(tuple(map(shape_of, self._plain(messages))))[-1])
+        return find_open_thought(
+            self._between(tuple(map(message_shape, self._plain(messages))))[-1]
+        )
 
-    def turn(self, text: str, stop: Sequence[str], before: str = "user") -> tuple[int, ...]:
+    def encode_turn(self, text: str, stop: Sequence[str], before: str = "user") -> tuple[int, ...]:
         """Ids of a turn as a model would write it: up to the first stop string, or else ended by
         the token that ends a turn.
 
@@ -179,13 +181,13 @@ class ChatFormat:
         eos = self.tokenizer.eos_token_id
         closing = self._closings.get(before, () if eos is None else (cast(int, eos),))
         if not closing:
-            raise self._fault(
+            raise self._template_error(
                 "ends a turn by no token, and its tokenizer has no eos_token, so nothing can end a "
                 "demonstrated turn. Set model.policy.chat_template to one that does."
             )
         return (*ids, *closing)
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode_turn(self, ids: Sequence[int]) -> str:
         """Text of a turn: decoded ids without the token that ended it."""
         written = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return cast(str, self.tokenizer.decode(list(written)))
@@ -205,22 +207,22 @@ class ChatFormat:
             begin, done = end - 1, end
         return texts
 
-    def sent(self, trajectory: Trajectory) -> list[str]:
+    def text_before_turns(self, trajectory: Trajectory) -> list[str]:
         """The text that the policy read right before each turn, with the template's markup, as
         lines to print; empty if a `MessageSampler` wrote the turns."""
         turns = range(len(trajectory.turns)) if trajectory.samples else ()
         read = (self.tokenizer.decode(list(trajectory.read_before(k))) for k in turns)
         return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
 
-    def inert(self, text: str, tags: Sequence[str]) -> str:
+    def neutralize(self, text: str, tags: Sequence[str]) -> str:
         """`text` with tags and control tokens neutralised; see `turnrl.plugin.text.neutralize`."""
         return neutralize(text, tags, self.control_tokens)
 
-    def count(self, text: str) -> int:
+    def count_tokens(self, text: str) -> int:
         """Number of tokens of a text."""
         return len(self._ids(text, control=False))
 
-    def cut(self, text: str, tokens: int) -> str:
+    def truncate(self, text: str, tokens: int) -> str:
         """At most `tokens` tokens of `text`, from its beginning."""
         # tokenising megabytes, only to keep a few hundred tokens, would be slow
         head = text[: tokens * 32]
@@ -229,36 +231,36 @@ class ChatFormat:
             return text
         return cast(str, self.tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
-    def safe(self, text: str, tags: Sequence[str], tokens: int) -> str:
+    def sanitize(self, text: str, tags: Sequence[str], tokens: int) -> str:
         """`text` made inert, and at most `tokens` tokens long; see `inert` and `cut`."""
-        safe, limit = self.inert(self.cut(text, tokens), tags), tokens
+        safe, limit = self.neutralize(self.truncate(text, tokens), tags), tokens
         # making a text inert may lengthen it, and a cut may expose a tag like `<tools`: inert comes
         # last. It then changes only the last word, so one or two cuts are enough
-        while limit and self.count(safe) > tokens:
-            safe = self.inert(self.cut(safe, limit), tags)
-            limit -= max(1, self.count(safe) - tokens)
+        while limit and self.count_tokens(safe) > tokens:
+            safe = self.neutralize(self.truncate(safe, limit), tags)
+            limit -= max(1, self.count_tokens(safe) - tokens)
         return safe
 
     def advice(self, does: str) -> str:
         """Advice to take another template, which `does` something that this one does not."""
-        return substitute(self._source, f"Give one that {does} in model.policy.chat_template")
+        return suggest_template(self._source, f"Give one that {does} in model.policy.chat_template")
 
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = [*self._mark(markup[0], goes_on=goes_on)]
         for message, after in zip(texts, markup[1:], strict=True):
-            ids += self._ids(self._shown(message), control=False, goes_on=True)
+            ids += self._ids(self._rendered_text(message), control=False, goes_on=True)
             ids += self._mark(after, goes_on=True)
         return tuple(ids)
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
         """The markup that the template writes around the messages that open a conversation, which
-        have these roles or shapes (`shape_of`)."""
+        have these roles or shapes (`message_shape`)."""
         tools = json.loads(schemas) or None
-        opening = self._render(_padded(roles), tools)
-        self._check_shown(opening, roles, tools)
+        opening = self._render(_pad_texts(roles), tools)
+        self._check_rendering(opening, roles, tools)
         markup = self._split(opening, roles)
         if (kind := (roles, tools is None)) not in self._kept:
-            self._check_kept(opening, roles, tools)
+            self._check_history(opening, roles, tools)
             self._kept.add(kind)
         return markup
 
@@ -266,7 +268,7 @@ class ChatFormat:
         """The markup that the template writes from one assistant's text to the next, around the
         messages between them."""
         user: Message = {"role": "user", "content": "turnrl question"}
-        exchange: list[Message] = [{"role": "assistant", "content": _REPLY}, *_padded(roles)]
+        exchange: list[Message] = [{"role": "assistant", "content": _REPLY}, *_pad_texts(roles)]
         prompt, once, twice = (self._render([user, *exchange * times]) for times in range(3))
         between = once.removeprefix(prompt + _REPLY)
         for text, wanted in ((once, prompt + _REPLY), (twice, prompt + (_REPLY + between) * 2)):
@@ -274,42 +276,44 @@ class ChatFormat:
                 self._refuse(text, wanted)
         return self._split(between, roles)
 
-    def _check_shown(self, opening: str, shapes: tuple[str, ...], tools: list[Any] | None) -> None:
+    def _check_rendering(
+        self, opening: str, shapes: tuple[str, ...], tools: list[Any] | None
+    ) -> None:
         """Refuse a template that leaves out a call or a thought of a message, or rewrites it."""
-        messages = _padded(shapes)
+        messages = _pad_texts(shapes)
         for number, message in enumerate(messages):
             for name in (name for name in SHOWN if name in message):
                 bare = cast(Message, {key: v for key, v in message.items() if key != name})
                 without = self._render([*messages[:number], bare, *messages[number + 1 :]], tools)
-                for text in map(str.strip, texts_in(_read_by_policy(message, name))):
+                for text in map(str.strip, iterate_texts(_visible_to_policy(message, name))):
                     forms = {
                         text,
                         json.dumps(text)[1:-1],
                         json.dumps(text, ensure_ascii=False)[1:-1],
                     }
                     if all(opening.count(form) <= without.count(form) for form in forms):
-                        raise self._fault(
+                        raise self._template_error(
                             f"leaves out or rewrites {name} of a message of role "
                             f"{message['role']} ({text!r:.60}). Write it into the message's text, "
                             "or give a template that takes it in model.policy.chat_template."
                         )
 
-    def _check_kept(self, opening: str, roles: tuple[str, ...], tools: list[Any] | None) -> None:
+    def _check_history(self, opening: str, roles: tuple[str, ...], tools: list[Any] | None) -> None:
         """Refuse a template that renders an opening, or what came after it, otherwise once more
         messages follow: after many exchanges, after results of tools, or after a reply with a text
         that the template looks for."""
-        texts = quoted_texts(self._source)
+        texts = find_quoted_texts(self._source)
         quoted = [f"turnrl{text}action" for text in (*texts, "thought".join(texts))]
         many = [_REPLY] * _ROUNDS
         following = [role for role in self._following if role != "system"]
 
         def is_kept(replies: Sequence[str], roles_after: Sequence[str]) -> bool:
             """False if the template refuses such a conversation."""
-            messages, wanted = _padded(roles), opening
+            messages, wanted = _pad_texts(roles), opening
             for reply, role in zip(replies, itertools.cycle(roles_after), strict=False):
-                (message,), (before, after) = _padded((role,)), self._between((role,))
+                (message,), (before, after) = _pad_texts((role,)), self._between((role,))
                 messages += [{"role": "assistant", "content": reply}, message]
-                wanted += reply + before + self._shown(message) + after
+                wanted += reply + before + self._rendered_text(message) + after
             try:
                 text = self._render(messages, tools)
             except RecipeError:
@@ -335,7 +339,7 @@ class ChatFormat:
             *map(str, self.tokenizer.all_special_tokens),
             *(str(t) for t in known if t.special),
         }
-        return {*filter(is_bracketed, names), *control_texts("\n".join(written))}
+        return {*filter(is_bracketed, names), *find_control_tokens("\n".join(written))}
 
     def _find_closing(self, role: str) -> tuple[int, ...]:
         """The ids that end a turn if a message of this role follows it: the markup before that
@@ -364,7 +368,7 @@ class ChatFormat:
         same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
         what = "is not prefix-preserving: appending a message changes what came before"
         change = f"{text[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
-        raise self._fault(f"{what} (it renders {change}). {self.advice('keeps it')}")
+        raise self._template_error(f"{what} (it renders {change}). {self.advice('keeps it')}")
 
     def _advice_on(self, roles: Sequence[str]) -> str:
         """Advice on a template that does not take messages of these roles."""
@@ -375,31 +379,32 @@ class ChatFormat:
         otherwise = (way for role, way in ways.items() if role in roles)
         return self.advice("takes them") + "".join(otherwise)
 
-    def _fault(self, what: str) -> RecipeError:
+    def _template_error(self, what: str) -> RecipeError:
         return RecipeError(f"the chat template of {self.tokenizer.name_or_path!r} {what}")
 
     def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
-        """The markup around the texts of `_padded` messages; it notes whose texts are stripped."""
+        """The markup around the texts of `_pad_texts` messages; it notes whose texts are
+        stripped."""
         pieces = []
-        for shape, message in zip(roles, _marked(roles), strict=True):
-            if not (content := text_of(message)):  # calls alone: all of it is markup
+        for shape, message in zip(roles, _mark_shapes(roles), strict=True):
+            if not (content := plain_text(message)):  # calls alone: all of it is markup
                 pieces.append("")
                 self._trims[shape] = False
                 continue
             before, mark, text = text.partition(content)
             if not mark or mark in text:
-                kinds = ", ".join(map(role_of, roles))
+                kinds = ", ".join(map(shape_role, roles))
                 what = f"does not write the text of each message of {kinds} once"
-                raise self._fault(f"{what}. {self._advice_on(roles)}")
+                raise self._template_error(f"{what}. {self._advice_on(roles)}")
             self._trims[shape] = not before.endswith(_SPACE)
             pieces.append(before.removesuffix(_SPACE))
             text = text.removeprefix(_SPACE)
         return [*pieces, text]
 
-    def _shown(self, message: Message) -> str:
+    def _rendered_text(self, message: Message) -> str:
         """The text of a message as the template writes it."""
-        text = text_of(message)
-        return text.strip() if self._trims[shape_of(message)] else text
+        text = plain_text(message)
+        return text.strip() if self._trims[message_shape(message)] else text
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
         try:
@@ -407,7 +412,7 @@ class ChatFormat:
         except Exception as error:
             roles = [message["role"] for message in messages]
             what = f"fails on messages of {', '.join(roles)}: {str(error).rstrip('.')}"
-            raise self._fault(f"{what}. {self._advice_on(roles)}") from error
+            raise self._template_error(f"{what}. {self._advice_on(roles)}") from error
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
         if goes_on:
@@ -429,19 +434,19 @@ class ChatFormat:
         return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
 
 
-def _padded(roles: Sequence[str]) -> list[Message]:
+def _pad_texts(roles: Sequence[str]) -> list[Message]:
     """Messages to render, with white space around their texts, which a template may strip."""
-    texts = (text and f"{_SPACE}{text}{_SPACE}" for text in map(text_of, _marked(roles)))
-    return [with_shape(role, text) for role, text in zip(roles, texts, strict=True)]
+    texts = (text and f"{_SPACE}{text}{_SPACE}" for text in map(plain_text, _mark_shapes(roles)))
+    return [fill_shape(role, text) for role, text in zip(roles, texts, strict=True)]
 
 
-def _marked(shapes: Sequence[str]) -> list[Message]:
+def _mark_shapes(shapes: Sequence[str]) -> list[Message]:
     """Messages of these shapes, with texts that can be found again."""
-    texts = map(text_of, marked(shapes))
-    return [with_shape(shape, text) for shape, text in zip(shapes, texts, strict=True)]
+    texts = map(plain_text, mark_texts(shapes))
+    return [fill_shape(shape, text) for shape, text in zip(shapes, texts, strict=True)]
 
 
-def _read_by_policy(message: Message, name: str) -> object:
+def _visible_to_policy(message: Message, name: str) -> object:
     """What a policy has to read of a field: the names and arguments of calls, or the thought."""
     if name == "tool_calls":
         return [call["function"] for call in message["tool_calls"]]

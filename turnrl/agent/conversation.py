@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import final
 
 from turnrl.agent.chat import ChatFormat, tool_schema
-from turnrl.agent.messages import on_the_wire, text_of
+from turnrl.agent.messages import on_the_wire, plain_text
 from turnrl.types import Message, MessageSampler, Reply, Sample, Sampling, Session, ToolSpec
 
 _TOOLS = "\n\n# Tools\n\nYou can call these functions:\n<tools>\n{}\n</tools>"
@@ -44,7 +44,7 @@ class Conversation(ABC):
         """Sample a turn."""
 
     @abstractmethod
-    def tell(self, messages: Sequence[Message]) -> None:
+    def append_messages(self, messages: Sequence[Message]) -> None:
         """Append messages for the next turn to answer."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Conversation(ABC):
     def close(self) -> None:
         """Free what the sampler holds for this history."""
 
-    def beyond(
+    def messages_beyond(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> Sequence[Message] | None:
         """The `plain` messages that come after this history; None if `messages` do not begin with
@@ -103,12 +103,12 @@ class TokenConversation(Conversation):
         self.sample = read.wrote(turn, done.token_ids, done.logprobs, done.version)
         self.tokens += len(done.token_ids)
         self._last = done.token_ids[-1] if done.token_ids else None
-        text = self._chat.text(done.token_ids)
+        text = self._chat.decode_turn(done.token_ids)
         self.messages += ({"role": "assistant", "content": text},)
         return Reply(text, done.reason == "length")
 
-    def tell(self, messages: Sequence[Message]) -> None:
-        self._new_ids = self._chat.observation(messages, self._last)
+    def append_messages(self, messages: Sequence[Message]) -> None:
+        self._new_ids = self._chat.encode_observation(messages, self._last)
         self.messages += tuple(messages)
         self.tokens += len(self._new_ids)
 
@@ -141,26 +141,26 @@ class MessageConversation(Conversation):
     ) -> None:
         self._sampler, self._chat = sampler, chat
         self.messages, self.tools = tuple(messages), tuple(specs)
-        self.tokens = len(chat.prompt(messages, specs))
-        self._sent = tuple(_untooled(messages))
+        self.tokens = len(chat.encode_prompt(messages, specs))
+        self._sent = tuple(_join_tool_messages(messages))
         if specs:
             first, *others = self._sent
             if first["role"] != "system":
                 first, others = {"role": "system", "content": ""}, [*self._sent]
-            content = (text_of(first) + _TOOLS.format("\n".join(_schemas(specs)))).strip()
+            content = (plain_text(first) + _TOOLS.format("\n".join(_schemas(specs)))).strip()
             self._sent = ({"role": "system", "content": content}, *others)
 
     async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
         reply = await self._sampler.reply(self._sent, sampling)
         answer: Message = {"role": "assistant", "content": reply.text}
         self._sent, self.messages = (*self._sent, answer), (*self.messages, answer)
-        self.tokens += self._chat.count(reply.text)
+        self.tokens += self._chat.count_tokens(reply.text)
         return reply
 
-    def tell(self, messages: Sequence[Message]) -> None:
+    def append_messages(self, messages: Sequence[Message]) -> None:
         self.messages += tuple(messages)
-        self.tokens += len(self._chat.observation(messages, None))
-        self._sent = (*self._sent, *_untooled(messages))
+        self.tokens += len(self._chat.encode_observation(messages, None))
+        self._sent = (*self._sent, *_join_tool_messages(messages))
 
     def fork(self) -> Conversation:
         return copy.copy(self)
@@ -173,7 +173,7 @@ def _schemas(tools: Sequence[ToolSpec]) -> list[str]:
     return [json.dumps(tool_schema(tool), default=dict) for tool in tools]
 
 
-def _untooled(messages: Sequence[Message]) -> Iterator[Message]:
+def _join_tool_messages(messages: Sequence[Message]) -> Iterator[Message]:
     """The messages, with each run of `tool` and `user` messages joined into one of the user, as in
     Qwen's chat template. A server would take a message of role `tool` for the reply to a call in
     its own format. With calls in the history, it is one, so these messages stay as they are."""
@@ -183,7 +183,7 @@ def _untooled(messages: Sequence[Message]) -> Iterator[Message]:
     forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
     for are_replies, neighbours in groupby(messages, lambda message: message["role"] in forms):
         if are_replies:
-            content = "\n".join(forms[m["role"]].format(text_of(m)) for m in neighbours)
+            content = "\n".join(forms[m["role"]].format(plain_text(m)) for m in neighbours)
             yield {"role": "user", "content": content}
         else:
             yield from neighbours

@@ -18,8 +18,8 @@ from tqdm.auto import tqdm
 
 from turnrl import types
 from turnrl.agent.agent import SampledAgent
+from turnrl.agent.agent_loop import AgentLoop
 from turnrl.agent.attempt import Attempt
-from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
 from turnrl.plugin.errors import TrajectoryLost, WorldError
 
@@ -62,7 +62,7 @@ class Exploration:
         bar: Counts the attempts that have ended; closed at the end.
     """
 
-    driver: Driver
+    driver: AgentLoop
     agent: SampledAgent
     at_once: Callable[[], int | None]
     questions: Sequence[types.Question]
@@ -94,7 +94,7 @@ class Exploration:
             The trajectories of each question, and their probes.
         """
         try:
-            await (self._in_waves() if lockstep else self._as_places_come())
+            await (self._play_in_waves() if lockstep else self._play_as_room_frees())
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         finally:
@@ -107,28 +107,28 @@ class Exploration:
             tried[track.number // size].append(probe)
         return types.Attempts(collected, tried, self._restarted)
 
-    def _places(self) -> int:
+    def _capacity(self) -> int:
         """Number of attempts that may be under way now. It grows if the engine finds more room."""
         return self.at_once() or len(self._attempts)
 
-    async def _in_waves(self) -> None:
+    async def _play_in_waves(self) -> None:
         """Play as many attempts as fit at once; begin the next wave when all of them have ended."""
         begun = 0
         while begun < len(self._attempts):
-            places = self._places()
+            places = self._capacity()
             end = begun + places
             if places >= self.group_size:  # end with a whole group; earlier waves may be smaller
                 end -= end % self.group_size
             await self._play(self._attempts[begun:end])
             begun = end
 
-    async def _as_places_come(self) -> None:
+    async def _play_as_room_frees(self) -> None:
         """Begin an attempt whenever another ends, or several if the engine has found more room by
         then."""
         playing: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as tasks:
             for track in self._attempts:
-                while len(playing) >= self._places():
+                while len(playing) >= self._capacity():
                     _, playing = await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
                 playing.add(tasks.create_task(self._play([track])))
 
@@ -146,7 +146,7 @@ class Exploration:
             if lost := {track.number: track.lost for track in tracks if track.lost}:
                 restarted = [self._attempts[number] for number in lost]
                 for track in restarted:
-                    await self._again(track, lost[track.number])
+                    await self._restart(track, lost[track.number])
                 await self._begin(restarted)
                 tracks = [track for track in tracks if track.number not in lost] + restarted
 
@@ -163,7 +163,7 @@ class Exploration:
             try:
                 return await track.attempt.sessions.open(track.attempt.asked)
             except TrajectoryLost as lost:
-                await self._again(track, lost)
+                await self._restart(track, lost)
 
     async def _fork(self, parent: _Track) -> list[_Track]:
         """Branch off the probes of an attempt's next turn."""
@@ -188,7 +188,7 @@ class Exploration:
             if self.probes:  # `_play` restarts it once all tracks have ended their turns
                 track.lost = lost
             else:
-                await self._again(track, lost)
+                await self._restart(track, lost)
                 await self._begin([track])
                 await self._advance(track)
             return
@@ -196,7 +196,7 @@ class Exploration:
             self.bar.update()
             track.counted = True
 
-    async def _again(self, track: _Track, lost: TrajectoryLost) -> None:
+    async def _restart(self, track: _Track, lost: TrajectoryLost) -> None:
         """Replace an attempt that the world lost by a new one with the same random numbers: other
         numbers would bias the sample if losing an attempt depends on what the policy did. The
         probes of the old attempt are dropped, because the new one may act differently where they

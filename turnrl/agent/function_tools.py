@@ -10,20 +10,20 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from turnrl.agent.functions import described, hint_of, name_of, parameters_of
-from turnrl.agent.mistakes import mistake_of
-from turnrl.agent.running import TimesCalls, result_of, run_tool, shown_arguments, shown_call
+from turnrl.agent.functions import describe_function, get_parameters, name_function, resolve_hint
+from turnrl.agent.mistakes import find_mistake
+from turnrl.agent.running import TimesCalls, format_call, run_function, run_tool, shown_arguments
 from turnrl.plugin.errors import (
-    Ended,
+    HeldException,
     RecipeError,
     ToolError,
     TrajectoryLost,
     TurnRLError,
-    at_least,
-    kind_of,
-    place_of,
+    check_at_least,
+    describe_value,
+    locate_error,
 )
-from turnrl.plugin.text import visible
+from turnrl.plugin.text import make_visible
 from turnrl.types import Question, Tool, ToolCall, ToolResult
 
 _logger = logging.getLogger(__name__)
@@ -49,15 +49,15 @@ class FunctionTool(Tool, TimesCalls):
     def __init__(
         self, function: Callable[..., Any], name: str | None = None, timeout_s: float = 60.0
     ) -> None:
-        function_name = name_of(function)
+        function_name = name_function(function)
         self._label = f"the function {function_name}"
         self._takes_question = _takes_question(function, function_name)
         skip = (_QUESTION,) if self._takes_question else ()
-        description = described(function, skip=skip, name=name or "")
+        description = describe_function(function, skip=skip, name=name or "")
         self.name, self.description = description.spec.name, description.spec.description
         self.parameters = description.spec.parameters
         self.timeout_s = timeout_s
-        at_least(1e-3, "FunctionTool.", self, "timeout_s", optional=False)
+        check_at_least(1e-3, "FunctionTool.", self, "timeout_s", optional=False)
         self._function, self._bind = function, description.bind
         self._warned: set[str] = set()
 
@@ -71,16 +71,18 @@ class FunctionTool(Tool, TimesCalls):
 
         async def reply(call: ToolCall) -> ToolResult | TrajectoryLost:
             async with free:
-                return await run_tool(self, "run", self._reply, call, on=f" on {shown_call(call)}")
+                return await run_tool(self, "run", self._reply, call, on=f" on {format_call(call)}")
 
         return await asyncio.gather(*map(reply, calls))
 
     async def _reply(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
             # a value that was awaited is not a result yet
-            return as_result(await result_of(self._call, call), self._label)
+            return to_result(await run_function(self._call, call), self._label)
         except (Exception, SystemExit) as error:
-            return self._fault(error.cause if isinstance(error, Ended) else error, call)
+            return self._reply_to_error(
+                error.cause if isinstance(error, HeldException) else error, call
+            )
 
     def _call(self, call: ToolCall) -> Any:
         """The function's result, or the awaitable that it returns."""
@@ -88,9 +90,9 @@ class FunctionTool(Tool, TimesCalls):
         if self._takes_question:
             bound[_QUESTION] = call.question
         value = self._function(**bound)
-        return value if inspect.isawaitable(value) else as_result(value, self._label)
+        return value if inspect.isawaitable(value) else to_result(value, self._label)
 
-    def _fault(self, error: BaseException, call: ToolCall) -> ToolResult | TrajectoryLost:
+    def _reply_to_error(self, error: BaseException, call: ToolCall) -> ToolResult | TrajectoryLost:
         """The reply for an exception: a result that the policy reads, or a lost trajectory, which
         begins again. Any other exception is raised as a fault of the world."""
         if isinstance(error, TrajectoryLost):
@@ -99,9 +101,9 @@ class FunctionTool(Tool, TimesCalls):
             raise error
         what = (
             f"{self} raised {type(error).__name__}: {error} on the arguments "
-            f"{shown_arguments(call)}{place_of(error)}"
+            f"{shown_arguments(call)}{locate_error(error)}"
         )
-        mistake = mistake_of(error, self._function)
+        mistake = find_mistake(error, self._function)
         if mistake is None:
             raise ToolError(
                 f"{what}. Fix it; for a mistake of the policy, it raises turnrl.PolicyMistake with "
@@ -109,18 +111,18 @@ class FunctionTool(Tool, TimesCalls):
             ) from error
         if mistake is error:
             return ToolResult(str(mistake), ok=False)
-        about = type(error).__name__ + place_of(error)
+        about = type(error).__name__ + locate_error(error)
         if about not in self._warned:
             self._warned.add(about)
             warning = (
                 f"{what}. The policy reads this as its own mistake. If it is not, fix the "
                 "function, or raise turnrl.ToolError."
             )
-            _logger.warning("%s", visible(warning))
+            _logger.warning("%s", make_visible(warning))
         return ToolResult(str(mistake), ok=False, metadata={"raised": type(error).__name__})
 
 
-def as_result(value: object, who: str) -> ToolResult:
+def to_result(value: object, who: str) -> ToolResult:
     """A function's return value as the result of a call: a text as it is, a number, a list or
     another value that JSON can hold as JSON, and anything else as `str` writes it. A number or a
     list that is too long or too deep to be written is the policy's mistake.
@@ -143,10 +145,13 @@ def as_result(value: object, who: str) -> ToolResult:
         plain = to_jsonable_python(value, fallback=_list_or_text)
         text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
-        return ToolResult(f"the result, {kind_of(value)}, cannot be written: {error}", ok=False)
+        return ToolResult(
+            f"the result, {describe_value(value)}, cannot be written: {error}", ok=False
+        )
     except TypeError as error:
         raise ToolError(
-            f"{who} returned {kind_of(value)}, {value!r:.60}, which is neither text nor JSON. "
+            f"{who} returned {describe_value(value)}, {value!r:.60}, which is neither text nor "
+            f"JSON. "
             "Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
         ) from error
     return ToolResult(text)
@@ -167,13 +172,13 @@ def _takes_question(function: Callable[..., object], function_name: str) -> bool
     Raises:
         RecipeError: If the parameter's type is not `turnrl.Question`.
     """
-    parameter = next((p for p in parameters_of(function) if p.name == _QUESTION), None)
+    parameter = next((p for p in get_parameters(function) if p.name == _QUESTION), None)
     if parameter is None:
         return False
     kind = parameter.annotation
     # the class may be imported for type checkers only, so its name alone counts as well
     named = isinstance(kind, str) and kind.strip("'\"").rpartition(".")[2] == "Question"
-    if not named and (kind is parameter.empty or hint_of(function, parameter) is not Question):
+    if not named and (kind is parameter.empty or resolve_hint(function, parameter) is not Question):
         raise RecipeError(
             f"the parameter {str(parameter)!r} of the function {function_name} gets the question "
             "that is being answered: write 'question: turnrl.Question'. If the policy should fill "

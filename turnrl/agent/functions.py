@@ -23,7 +23,7 @@ _Part = TypeVar("_Part")
 
 @final
 @dataclass(frozen=True)
-class Described:
+class FunctionDescription:
     """A function as a tool.
 
     Args:
@@ -56,9 +56,9 @@ class Described:
             raise PolicyMistake(f"bad arguments: {where}: {first['msg'][:120]}") from error
 
 
-def described(
+def describe_function(
     function: Callable[..., object], *, skip: Collection[str] = (), name: str = ""
-) -> Described:
+) -> FunctionDescription:
     """Describe a function as a tool: its docstring (in Google, NumPy or Sphinx style) becomes the
     description, its annotations become the JSON Schema.
 
@@ -69,29 +69,29 @@ def described(
     Raises:
         RecipeError: If the policy could not call it: a parameter lacks a type, for example.
     """
-    function_name = name_of(function)
+    function_name = name_function(function)
     if isinstance(function, functools.partial):
         skip = {*skip, *function.keywords}
-    taken = [parameter for parameter in parameters_of(function) if parameter.name not in skip]
+    taken = [parameter for parameter in get_parameters(function) if parameter.name not in skip]
     for parameter in taken:
         _check_parameter(parameter, function_name)
-    hints = {parameter.name: hint_of(function, parameter) for parameter in taken}
+    hints = {parameter.name: resolve_hint(function, parameter) for parameter in taken}
     text, about = _read_docstring(function, function_name)
     adapter, schema = _adapt(taken, hints, function_name)
     for key, part in schema["properties"].items():
         if about.get(key):
             part.setdefault("description", about[key])
-    spec = ToolSpec(name or function_name.rpartition(".")[2], text, inlined_schema(schema))
-    return Described(spec, adapter)
+    spec = ToolSpec(name or function_name.rpartition(".")[2], text, inline_schema(schema))
+    return FunctionDescription(spec, adapter)
 
 
-def name_of(function: Callable[..., object]) -> str:
+def name_function(function: Callable[..., object]) -> str:
     """The name of a function in messages, such as `my_module.search`.
 
     Raises:
         RecipeError: If it is a lambda, or an object that is not a function.
     """
-    plain = _unbound(function)
+    plain = _unwrap_partial(function)
     if not inspect.isroutine(plain) or plain.__name__ == "<lambda>":
         raise RecipeError(
             f"{plain!r:.80} is not a function with a name. Write one, such as "
@@ -102,12 +102,12 @@ def name_of(function: Callable[..., object]) -> str:
     return named if module in (None, "__main__", "builtins") else f"{module}.{named}"
 
 
-def _unbound(function: Callable[..., object]) -> Callable[..., object]:
+def _unwrap_partial(function: Callable[..., object]) -> Callable[..., object]:
     """The function that a partial calls; any other function itself."""
     return function.func if isinstance(function, functools.partial) else function
 
 
-def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+def get_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters of a function.
 
     Raises:
@@ -117,7 +117,8 @@ def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise RecipeError(
-            f"the function {name_of(function)} does not say what it takes ({error}). Call it from "
+            f"the function {name_function(function)} does not say what it takes ({error}). Call "
+            f"it from "
             "a function of your own, and give that one."
         ) from error
 
@@ -134,20 +135,21 @@ def _check_parameter(parameter: inspect.Parameter, function_name: str) -> None:
         )
 
 
-def hint_of(function: Callable[..., object], parameter: inspect.Parameter) -> object:
+def resolve_hint(function: Callable[..., object], parameter: inspect.Parameter) -> object:
     """The type of a parameter. A name in quotes is looked up in the function's module.
 
     Raises:
         RecipeError: If there is no such name.
     """
-    plain = _unbound(function)
+    plain = _unwrap_partial(function)
     names = getattr(inspect.unwrap(plain), "__globals__", {})
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
         return typing.get_type_hints(holder, names, include_extras=True)[parameter.name]
     except (NameError, SyntaxError, TypeError, AttributeError) as error:
         raise RecipeError(
-            f"the type of the parameter {parameter.name!r} of the function {name_of(function)}, "
+            f"the type of the parameter {parameter.name!r} of the function "
+            f"{name_function(function)}, "
             f"{parameter.annotation!r}, cannot be read: {error}. Import or define it at the top of "
             "its module, and not below 'if TYPE_CHECKING'."
         ) from error
@@ -159,7 +161,7 @@ def _read_docstring(
     """The text of a function's docstring, and its description of each parameter."""
     import docstring_parser
 
-    parsed = docstring_parser.parse(inspect.getdoc(_unbound(function)) or "")
+    parsed = docstring_parser.parse(inspect.getdoc(_unwrap_partial(function)) or "")
     text = "\n\n".join(_on_one_line(part) for part in (parsed.description or "").split("\n\n"))
     if not text.strip():
         raise RecipeError(
@@ -204,7 +206,7 @@ def _adapt(
         ) from error
 
 
-def inlined_schema(schema: Mapping[str, Any]) -> dict[str, object]:
+def inline_schema(schema: Mapping[str, Any]) -> dict[str, object]:
     """A JSON Schema with its definitions in the places that refer to them and without titles,
     because small policies read it. A schema with a definition that contains itself keeps them.
 

@@ -1,4 +1,4 @@
-"""`turnrl.read_call`, for all turn schemes: a tool call, read from JSON that a policy wrote."""
+"""`turnrl.read_call`, for all segmenters: a tool call, read from JSON that a policy wrote."""
 
 import itertools
 import json

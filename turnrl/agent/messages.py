@@ -2,7 +2,7 @@
 
 A client of OpenAI's chat completions sends the same message in many forms: content as a text or as
 a list of parts, fields that are null or missing, arguments of a call as a JSON text with any
-spacing. `plain` brings them into one, so that histories can be compared and rendered.
+spacing. `to_plain` brings them into one, so that histories can be compared and rendered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from turnrl.plugin.errors import PluginError, kind_of
+from turnrl.plugin.errors import PluginError, describe_value
 from turnrl.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -22,7 +22,7 @@ SHOWN = ("tool_calls", "reasoning_content")
 _FIELDS = ("role", "content", *SHOWN, *LINKS)
 
 
-def plain(message: Message) -> Message:
+def to_plain(message: Message) -> Message:
     """A copy of a message with its content as one text, without empty fields, and with the
     arguments of its calls as mappings, as chat templates take them.
 
@@ -46,71 +46,72 @@ def plain(message: Message) -> Message:
     for name in ("reasoning_content", *LINKS):
         if value := given.get(name):
             if not isinstance(value, str):
-                raise PluginError(f"{fault}has {kind_of(value)} as {name}, which is a text.")
+                raise PluginError(f"{fault}has {describe_value(value)} as {name}, which is a text.")
             new[name] = value
     return cast(Message, new)
 
 
-def text_of(message: Message) -> str:
-    """The text of a `plain` message."""
+def plain_text(message: Message) -> str:
+    """The text of a `to_plain` message."""
     return cast(str, message["content"])
 
 
-def shape_of(message: Message) -> str:
-    """All of a `plain` message that a template's markup may depend on, which is all but its text,
-    as a key: the role alone, or JSON. Beside calls it also matters whether there is a text."""
+def message_shape(message: Message) -> str:
+    """All of a `to_plain` message that a template's markup may depend on, which is all but its
+    text, as a key: the role alone, or JSON. Beside calls it also matters whether there is a
+    text."""
     rest = {name: value for name, value in message.items() if name != "content"}
-    if "tool_calls" in rest and not text_of(message):
+    if "tool_calls" in rest and not plain_text(message):
         rest["content"] = ""
     return message["role"] if {*rest} == {"role"} else json.dumps(rest)
 
 
-def with_shape(shape: str, text: str) -> Message:
+def fill_shape(shape: str, text: str) -> Message:
     """A message of a shape, with this text if the shape has one."""
     rest = {"role": shape} if shape in ROLES else json.loads(shape)
     return cast(Message, {"content": text, **rest})
 
 
-def role_of(shape: str) -> str:
+def shape_role(shape: str) -> str:
     """The role of a shape."""
-    return with_shape(shape, "")["role"]
+    return fill_shape(shape, "")["role"]
 
 
-def texts_in(value: Any) -> Iterator[str]:
+def iterate_texts(value: Any) -> Iterator[str]:
     """Every text in nested lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from (key, *texts_in(item))
+            yield from (key, *iterate_texts(item))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from texts_in(item)
+            yield from iterate_texts(item)
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """A copy of nested lists and mappings, with every text in them changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {with_texts(k, change): with_texts(v, change) for k, v in value.items()}
+        return {map_texts(k, change): map_texts(v, change) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [with_texts(item, change) for item in value]
+        return [map_texts(item, change) for item in value]
     return value
 
 
 def on_the_wire(message: Message) -> Message:
-    """A `plain` message as a server takes it: arguments of calls are JSON texts."""
+    """A `to_plain` message as a server takes it: arguments of calls are JSON texts."""
     if "tool_calls" not in message:
         return message
     calls = [
-        {**call, "function": {**call["function"], "arguments": _dumped(call)}}
+        {**call, "function": {**call["function"], "arguments": _dump_arguments(call)}}
         for call in cast("list[dict[str, Any]]", message["tool_calls"])
     ]
     return cast(Message, {**message, "tool_calls": calls})
 
 
-def _dumped(call: Mapping[str, Any]) -> str:
+def _dump_arguments(call: Mapping[str, Any]) -> str:
     return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
@@ -119,10 +120,10 @@ def _text(content: object, fault: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
-        raise PluginError(f"{fault}has {kind_of(content)} as its content. Give a text.")
+        raise PluginError(f"{fault}has {describe_value(content)} as its content. Give a text.")
     texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else kind_of(part)
+        kind = part.get("type") if isinstance(part, Mapping) else describe_value(part)
         text = part.get("text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(text, str):
             raise PluginError(

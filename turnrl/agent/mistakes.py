@@ -17,7 +17,7 @@ _RECEIVED = (OSError, UnicodeError, json.JSONDecodeError)
 _OF_THREADS = re.compile(r"main thread|(?:same|different|another) thread|event loop in thread")
 
 
-def mistake_of(error: BaseException, code: object) -> PolicyMistake | None:
+def find_mistake(error: BaseException, code: object) -> PolicyMistake | None:
     """The policy's mistake behind an exception of a tool; None if it is the world that is broken.
 
     A value that a policy made up leads to a ValueError, a KeyError or a division by zero, and an
@@ -31,7 +31,7 @@ def mistake_of(error: BaseException, code: object) -> PolicyMistake | None:
     """
     if isinstance(error, PolicyMistake):
         return error
-    fault = isinstance(error, (TurnRLError, *_RECEIVED)) or is_of_threads(error)
+    fault = isinstance(error, (TurnRLError, *_RECEIVED)) or is_thread_error(error)
     if not isinstance(error, Exception) or fault:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -56,7 +56,7 @@ def _is_own(module: str, code: object) -> bool:
     )
 
 
-def is_of_threads(error: BaseException | None) -> bool:
+def is_thread_error(error: BaseException | None) -> bool:
     """True if code raised because of the thread that called it: it sets a signal handler, or holds
     something that only one thread may use, such as a `sqlite3` connection."""
     return isinstance(error, Exception) and _OF_THREADS.search(str(error)) is not None

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from turnrl.plugin.errors import ArgumentTypeError, RecipeError, instance_of, kind_of
+from turnrl.plugin.errors import ArgumentTypeError, RecipeError, check_instance, describe_value
 from turnrl.types import Toolset
 
 _Part = TypeVar("_Part")
 
 
-def with_functions(
+def convert_functions(
     kind: Any,
     name: str,
     values: Sequence[_Part | Callable[..., object]],
@@ -32,7 +32,7 @@ def with_functions(
         RecipeError: From `make`.
     """
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise ArgumentTypeError(f"{name} is {kind_of(values)}. Pass a list: {name}=[...].")
+        raise ArgumentTypeError(f"{name} is {describe_value(values)}. Pass a list: {name}=[...].")
     parts = list[_Part]()
     for number, value in enumerate(values):
         where = f"{name}[{number}]"
@@ -44,18 +44,18 @@ def with_functions(
             except RecipeError as error:
                 raise RecipeError(f"{where}: {error}") from error
         else:
-            instance_of(kind, where, value, f"{extends}, or a function")
+            check_instance(kind, where, value, f"{extends}, or a function")
     return parts
 
 
-def toolsets_of(tools: Sequence[Toolset | Callable[..., object]]) -> tuple[Toolset, ...]:
+def as_toolsets(tools: Sequence[Toolset | Callable[..., object]]) -> tuple[Toolset, ...]:
     """The toolsets of a list that may also contain functions.
 
     Raises:
         ArgumentTypeError: If `tools` is not a list of tools and functions.
         RecipeError: If the policy could not call one of the functions.
     """
-    return tuple(with_functions(Toolset, "tools", tools, _make_tool, "Tool or Toolset"))
+    return tuple(convert_functions(Toolset, "tools", tools, _make_tool, "Tool or Toolset"))
 
 
 def _make_tool(function: Callable[..., object]) -> Toolset:

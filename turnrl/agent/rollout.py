@@ -1,7 +1,7 @@
-"""Rollouts: the rules that attempts follow, and the turn scheme or player that drives them.
+"""Rollouts: the rules that attempts follow, and the segmenter or player that drives them.
 
 A recipe configures `Rollout`, and the collector calls its `begin`. A turn is taken in
-`turnrl/agent/turn_scheme.py`, and the loop around the turns is in `turnrl/agent/explore.py`.
+`turnrl/agent/segmenter_loop.py`, and the loop around the turns is in `turnrl/agent/explore.py`.
 Whatever the policy does is data. A fault of the world is an exception: it ends the collection, and
 nothing is collected.
 """
@@ -19,26 +19,26 @@ from tqdm.auto import tqdm
 
 from turnrl import types
 from turnrl.agent.agent import SampledAgent
+from turnrl.agent.agent_loop import AgentLoop
+from turnrl.agent.capacity import ALONE, Capacity, Shares
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.driver import Driver
 from turnrl.agent.explore import Exploration
-from turnrl.agent.parts import toolsets_of
-from turnrl.agent.places import ALONE, Places, Shares
-from turnrl.agent.playing import Played
-from turnrl.agent.running import Underway
-from turnrl.agent.templates import CLOCK, date_call
-from turnrl.agent.toolbox import Live, Toolbox, check_tools, checked_specs
-from turnrl.agent.turn_scheme import TurnScheme
+from turnrl.agent.parts import as_toolsets
+from turnrl.agent.player_loop import PlayerLoop
+from turnrl.agent.running import BackgroundTask
+from turnrl.agent.segmenter_loop import SegmenterLoop
+from turnrl.agent.templates import CLOCK, find_clock_call
+from turnrl.agent.toolbox import RunningToolsets, Toolbox, check_specs, check_tools
 from turnrl.plugin.errors import (
     RecipeError,
     ToolError,
-    at_least,
     blaming,
+    check_at_least,
     check_attributes,
+    check_instance,
     check_numbers,
-    instance_of,
 )
-from turnrl.plugin.text import without_secrets
+from turnrl.plugin.text import redact_secrets
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Rollout:
     """The rules by which the agent acts: the segmenter or player, the tools, and the limits.
 
     Args:
-        segmenter: The turn scheme, which defines a turn. Set either this or `player`.
+        segmenter: The segmenter, which defines a turn. Set either this or `player`.
         tools: Tools that the policy can call, or whole sets of them; or typed functions, by their
             dotted paths, such as `my_module.search`.
         temperature: Sampling temperature while collecting; evaluation is greedy.
@@ -64,7 +64,7 @@ class Rollout:
         lockstep: Start the next turn when all trajectories have ended theirs. Then batches, and so
             results to the last digit, do not depend on how fast tools answer. Without it slow tools
             overlap with generation.
-        player: Drives the attempts in place of a turn scheme.
+        player: Drives the attempts in place of a segmenter.
         max_restarts: How many times one attempt may restart after the world lost it
             (`TrajectoryLost`) before the run stops.
     """
@@ -93,29 +93,29 @@ class Rollout:
                 f"of them; {advice}"
             )
         if self.segmenter is not None:
-            instance_of(types.Segmenter, "segmenter", self.segmenter)
+            check_instance(types.Segmenter, "segmenter", self.segmenter)
         if self.player is not None:
-            instance_of(types.Player, "player", self.player)
+            check_instance(types.Player, "player", self.player)
         check_numbers("model.rollout.", self, "temperature", optional=False)
         if not self.temperature > 0:
             raise RecipeError(
                 f"model.rollout.temperature is {self.temperature}; it must be above 0"
             )
-        at_least(0, "model.rollout.", self, "max_restarts", whole=True, optional=False)
+        check_at_least(0, "model.rollout.", self, "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
-        at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
+        check_at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
         name = type(self.plugin).__name__
         check_attributes(name, self.plugin, {"max_turns": "4"})
-        at_least(1, f"{name}.", self.plugin, "max_turns", whole=True, optional=False)
+        check_at_least(1, f"{name}.", self.plugin, "max_turns", whole=True, optional=False)
         check_tools(self.toolsets)
 
     @cached_property
-    def driver(self) -> Driver:
+    def loop(self) -> AgentLoop:
         """Moves the attempts on."""
         if self.player is not None:
-            return Played(self.player, self.specs)
+            return PlayerLoop(self.player, self.specs)
         assert self.segmenter is not None, "one of them is given"
-        return TurnScheme(self.segmenter, self.specs)
+        return SegmenterLoop(self.segmenter, self.specs)
 
     @property
     def plugin(self) -> types.Segmenter | types.Player:
@@ -125,10 +125,10 @@ class Rollout:
         return plugin
 
     @property
-    def scheme(self) -> TurnScheme:
+    def segmenter_loop(self) -> SegmenterLoop:
         """The driver of a rollout that has a segmenter."""
-        assert isinstance(self.driver, TurnScheme), "a player drives"
-        return self.driver
+        assert isinstance(self.loop, SegmenterLoop), "a player drives"
+        return self.loop
 
     @property
     def max_turns(self) -> int:
@@ -143,7 +143,7 @@ class Rollout:
     @cached_property
     def toolsets(self) -> tuple[types.Toolset, ...]:
         """The tools, with a `FunctionTool` in the place of each function."""
-        return toolsets_of(self.tools)
+        return as_toolsets(self.tools)
 
     @cached_property
     def specs(self) -> tuple[types.ToolSpec, ...]:
@@ -153,13 +153,13 @@ class Rollout:
             RecipeError: If two tools share a name, or parameters are not a JSON Schema.
             ToolError: If a toolset cannot start.
         """
-        with self.live():
-            return checked_specs(self.toolsets)
+        with self.running_tools():
+            return check_specs(self.toolsets)
 
     @property
     def sampling(self) -> types.Sampling:
         """Settings to sample any turn while collecting."""
-        return types.Sampling(self.max_turn_tokens, self.temperature, stop=self.driver.stop)
+        return types.Sampling(self.max_turn_tokens, self.temperature, stop=self.loop.stop)
 
     def check(self, chat: ChatFormat, tools: bool = True) -> None:
         """Check the driver, the chat template and every tool before a run.
@@ -168,23 +168,23 @@ class Rollout:
             chat: The policy's chat format.
             tools: Check that the tools can work, too.
         Raises:
-            RecipeError, PluginError: See `Driver.check`.
+            RecipeError, PluginError: See `AgentLoop.check`.
             ToolError: From the first tool that cannot work.
         """
-        if call := date_call(str(chat.tokenizer.chat_template)):
+        if call := find_clock_call(str(chat.tokenizer.chat_template)):
             _logger.warning(
                 f"the policy's chat template calls the clock ({call}). turnrl answers "
                 f"{CLOCK:%d %B %Y} on every day, so that a resumed run and the trained policy read "
                 "the prompts of the training. For another date, write it into a template of your "
                 "own and set model.policy.chat_template."
             )
-        with self.live():
-            self.driver.check(chat)
+        with self.running_tools():
+            self.loop.check(chat)
             for tool in self.toolsets if tools else ():
                 with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                     tool.check()
 
-    def with_room(
+    def questions_with_room(
         self, questions: Sequence[types.Question], chat: ChatFormat
     ) -> tuple[list[types.Question], str]:
         """The questions whose prompts leave room for a turn within `max_tokens`, as far as that is
@@ -197,7 +197,7 @@ class Rollout:
             These questions, and a phrase that counts the others; empty if there are none.
         """
         limit = self.max_tokens
-        sizes = [self.driver.prompt_tokens(question, chat, limit) for question in questions]
+        sizes = [self.loop.count_prompt_tokens(question, chat, limit) for question in questions]
         kept = [question for question, size in zip(questions, sizes, strict=True) if size < limit]
         if len(kept) == len(questions):
             return kept, ""
@@ -209,28 +209,30 @@ class Rollout:
         )
 
     @property
-    def places(self) -> Places:
+    def places(self) -> Capacity:
         """Counts the attempts that the tools and a sampler can serve."""
-        return Places(self.toolsets, self.max_turns)
+        return Capacity(self.toolsets, self.max_turns)
 
-    def live(self) -> contextlib.AbstractContextManager[None]:
+    def running_tools(self) -> contextlib.AbstractContextManager[None]:
         """Inside this block the toolsets run: they start at its beginning, and stop at its end.
         Blocks may be nested.
 
         Raises:
             ToolError: If a toolset cannot start.
         """
-        return Live(self.toolsets)
+        return RunningToolsets(self.toolsets)
 
-    def agent(self, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False) -> SampledAgent:
+    def make_agent(
+        self, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False
+    ) -> SampledAgent:
         """An agent that acts by these rules; see `play` for the arguments."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
 
         def make_safe(text: str) -> str:
-            return chat.safe(without_secrets(text), self.tags, self.max_result_tokens)
+            return chat.sanitize(redact_secrets(text), self.tags, self.max_result_tokens)
 
         box = Toolbox(self.toolsets, make_safe, self.max_calls_per_turn)
-        return SampledAgent(self.driver.plugin, sampler, chat, sampling, self.max_tokens, box)
+        return SampledAgent(self.loop.plugin, sampler, chat, sampling, self.max_tokens, box)
 
     def play(
         self,
@@ -275,8 +277,8 @@ class Rollout:
         greedy: bool = False,
         description: str | None = None,
         shares: Shares = ALONE,
-        driver: Driver | None = None,
-    ) -> Underway[types.Attempts]:
+        driver: AgentLoop | None = None,
+    ) -> BackgroundTask[types.Attempts]:
         """Begin what `play` does, and add probes: at the beginning of each turn of each trajectory,
         `probes` branches leave it and go on independently to their ends.
 
@@ -298,9 +300,9 @@ class Rollout:
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
-            driver or self.driver,
-            self.agent(sampler, chat, greedy),
-            lambda: self.places.at_once(sampler, probes, shares),
+            driver or self.loop,
+            self.make_agent(sampler, chat, greedy),
+            lambda: self.places.max_in_progress(sampler, probes, shares),
             questions,
             group_size,
             tuple(key),
@@ -308,4 +310,4 @@ class Rollout:
             self.max_restarts,
             bar,
         )
-        return Underway(exploration.run(self.lockstep))
+        return BackgroundTask(exploration.run(self.lockstep))

@@ -17,7 +17,7 @@ from abc import ABC
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast, final
 
-from turnrl.plugin.errors import Ended, ToolError, TurnRLError, place_of
+from turnrl.plugin.errors import HeldException, ToolError, TurnRLError, locate_error
 from turnrl.types import ToolCall, ToolSession, Toolset
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _BUSY, _IDLE = "turnrl-tool", "turnrl-idle"
 """Names of a thread that runs a tool's code, and of one that waits for more."""
 
 
-async def to_its_end(work: Awaitable[T]) -> T:
+async def run_to_end(work: Awaitable[T]) -> T:
     """Await work to its end even if the caller is cancelled, for example because another trajectory
     failed. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
@@ -50,7 +50,7 @@ async def run_tool(
     on: str = "",
     timed: bool = True,
 ) -> T:
-    """Run a tool's own code within a time limit; see `result_of`.
+    """Run a tool's own code within a time limit; see `run_function`.
 
     Args:
         tool: The tool.
@@ -64,7 +64,7 @@ async def run_tool(
     """
     try:
         async with asyncio.timeout(tool.timeout_s if timed else None) as clock:
-            return await result_of(function, *arguments)
+            return await run_function(function, *arguments)
     except TurnRLError:
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -79,12 +79,12 @@ async def run_tool(
         advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
         if verb == "open":
             advice = "Fix the tool, or name data that have what it needs."
-        cause = error.cause if isinstance(error, Ended) else error
-        what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{place_of(cause)}"
+        cause = error.cause if isinstance(error, HeldException) else error
+        what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{locate_error(cause)}"
         raise ToolError(f"{what}. {advice}") from cause
 
 
-async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
+async def run_function(function: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
     """The result of a function that may block, or be async.
 
     A plain function runs in a daemon thread, which does not keep an interrupted program alive. It
@@ -119,7 +119,7 @@ def resolve(
     done: concurrent.futures.Future[T], function: Callable[..., T], *arguments: object
 ) -> None:
     """Call a function, and resolve a future with its result or its exception. An exception that no
-    future can raise, such as StopIteration, is wrapped in `Ended`, as its `cause`.
+    future can raise, such as StopIteration, is wrapped in `HeldException`, as its `cause`.
 
     Args:
         done: The future.
@@ -131,7 +131,7 @@ def resolve(
         done.set_result(contextvars.Context().run(function, *arguments))
     except BaseException as error:
         plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        done.set_exception(error if plain else Ended(error))
+        done.set_exception(error if plain else HeldException(error))
         in_main = threading.current_thread() is threading.main_thread()
         if isinstance(error, KeyboardInterrupt) and in_main:  # Ctrl-C
             raise
@@ -185,7 +185,7 @@ def _close_late(done: concurrent.futures.Future[object], loop: asyncio.AbstractE
     if asyncio.iscoroutine(late):
         late.close()
     if isinstance(late, ToolSession) and not loop.is_closed():
-        asyncio.run_coroutine_threadsafe(result_of(late.close), loop)
+        asyncio.run_coroutine_threadsafe(run_function(late.close), loop)
 
 
 @functools.cache
@@ -209,7 +209,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 @final
-class Underway(Generic[T]):
+class BackgroundTask(Generic[T]):
     """A coroutine under way on the event loop of all collections.
 
     Args:
@@ -227,9 +227,9 @@ class Underway(Generic[T]):
             raise RuntimeError(f"{what}. Await the work.")
         self._began, self.seconds = time.perf_counter(), 0.0
         self._ended = threading.Event()
-        self._future = asyncio.run_coroutine_threadsafe(self._supervised(work), _loop())
+        self._future = asyncio.run_coroutine_threadsafe(self._supervise(work), _loop())
 
-    async def _supervised(self, work: Coroutine[object, object, T]) -> T:
+    async def _supervise(self, work: Coroutine[object, object, T]) -> T:
         try:
             return await work
         finally:
@@ -262,7 +262,7 @@ def on_loop(work: Coroutine[object, object, T]) -> T:
     Raises:
         RuntimeError: If the caller is on that loop, which would wait for itself.
     """
-    return Underway(work).result()
+    return BackgroundTask(work).result()
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -275,7 +275,7 @@ class TimesCalls(ABC):  # noqa: B024
     """A toolset that holds each of its calls to `timeout_s` by itself."""
 
 
-def shown_call(call: ToolCall) -> str:
+def format_call(call: ToolCall) -> str:
     """A call in short, for messages."""
     return f"{call.name} with arguments {shown_arguments(call)}"
 

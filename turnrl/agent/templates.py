@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from turnrl.plugin.errors import RecipeError, did_you_mean
+from turnrl.plugin.errors import RecipeError, suggest_name
 from turnrl.types import Message
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def read_template(name: str) -> str:
     for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
         if file.is_file():
             return file.read_text(encoding="utf-8")
-    hint = f"{did_you_mean(name, _bundled())} Give a file, or one that comes with turnrl"
+    hint = f"{suggest_name(name, _bundled_names())} Give a file, or one that comes with turnrl"
     raise RecipeError(
-        f"no file at model.policy.chat_template {name!r}.{hint}: {', '.join(_bundled())}."
+        f"no file at model.policy.chat_template {name!r}.{hint}: {', '.join(_bundled_names())}."
     )
 
 
-def family(template: str) -> str | None:
+def find_bundled_family(template: str) -> str | None:
     """The bundled template to use in place of a model family's own, which its text identifies."""
     families: dict[str, list[str]] = json.loads((_BUNDLED / "families.json").read_text("utf-8"))
     matches = (name for name, marks in families.items() if all(m in template for m in marks))
@@ -96,37 +96,37 @@ def render(
         tools: Schemas of tools to describe.
     """
     options: dict[str, Any] = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
-    options["chat_template"] = with_fixed_clock(tokenizer.get_chat_template(None, tools))
+    options["chat_template"] = fix_clock(tokenizer.get_chat_template(None, tools))
     return cast(str, tokenizer.apply_chat_template(cast(Any, list(messages)), **options))
 
 
-def substitute(template: str, advice: str) -> str:
+def suggest_template(template: str, advice: str) -> str:
     """Advice to replace a template by the bundled one of its family, or if there is none, by one
     that does what `advice` says (without a full stop)."""
-    name = family(template) or ("qwen3" if "<|im_start|>" in template else None)
+    name = find_bundled_family(template) or ("qwen3" if "<|im_start|>" in template else None)
     if name is not None and read_template(name) != template:
         return f"Set model.policy.chat_template: {name}, which comes with turnrl."
-    return f"{advice}. These come with turnrl: {', '.join(_bundled())}."
+    return f"{advice}. These come with turnrl: {', '.join(_bundled_names())}."
 
 
-def _bundled() -> list[str]:
+def _bundled_names() -> list[str]:
     return sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
 
 
-def marked(roles: Sequence[str]) -> list[Message]:
+def mark_texts(roles: Sequence[str]) -> list[Message]:
     """Messages whose texts can be found again in the rendered conversation, unless the template
     rewrites or encodes them."""
     return [{"role": role, "content": f'turnrl "text"\n{i}.'} for i, role in enumerate(roles)]
 
 
-def opened_thought(markup: str) -> str:
+def find_open_thought(markup: str) -> str:
     """The tag of the thought that the markup before a turn opens and does not close, such as
     `<think>`; empty if there is none."""
     tags = _THOUGHT.findall(markup)
     return tags[-1] if tags and not _CLOSING.search(tags[-1]) else ""
 
 
-def control_texts(text: str) -> list[str]:
+def find_control_tokens(text: str) -> list[str]:
     """The control tokens that stand in a template, or in what it writes, whether or not the
     vocabulary has a token for them."""
     return _MARKUP.findall(text)
@@ -138,7 +138,7 @@ def is_bracketed(token: str) -> bool:
     return _BRACKETED.fullmatch(token) is not None
 
 
-def quoted_texts(template: str) -> list[str]:
+def find_quoted_texts(template: str) -> list[str]:
     """The texts in quotes in a template, each once. What it looks for in a message, to take it out
     or to act on it, is among them."""
     from jinja2 import Environment, TemplateError  # `import turnrl` stays light
@@ -151,12 +151,12 @@ def quoted_texts(template: str) -> list[str]:
     return []
 
 
-def with_fixed_clock(template: str) -> str:
+def fix_clock(template: str) -> str:
     """The template with a macro in the place of the clock that it calls as `strftime_now`."""
     return _CLOCK_MACRO + template if _DATE.search(template) else template
 
 
-def date_call(template: str) -> str | None:
+def find_clock_call(template: str) -> str | None:
     """The template's call of the clock; None if it does not call it."""
     call = _DATE.search(template)
     return call and call.group()

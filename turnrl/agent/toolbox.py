@@ -19,8 +19,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
 from turnrl.agent.batches import Batcher
-from turnrl.agent.parts import toolsets_of
-from turnrl.agent.running import on_loop, run_tool, to_its_end
+from turnrl.agent.parts import as_toolsets
+from turnrl.agent.running import on_loop, run_to_end, run_tool
 from turnrl.plugin.errors import (
     RecipeError,
     ToolError,
@@ -81,10 +81,10 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
                     "model.rollout.tools."
                 )
             figure_owners[figure] = toolset
-    checked_specs(plain)
+    check_specs(plain)
 
 
-def checked_specs(toolsets: Sequence[Toolset]) -> tuple[ToolSpec, ...]:
+def check_specs(toolsets: Sequence[Toolset]) -> tuple[ToolSpec, ...]:
     """The tools of toolsets that have started.
 
     Raises:
@@ -152,7 +152,7 @@ class _Tool:
         self.spec, self.batcher = spec, batcher
         self._schema = Draft202012Validator(spec.parameters)
 
-    def problem(self, call: ToolCall) -> str | None:
+    def find_problem(self, call: ToolCall) -> str | None:
         """What is wrong with a call's arguments; None if it can be run."""
         # a list of thousands of values has as many errors, which take long to compare
         errors = itertools.islice(self._schema.iter_errors(dict(call.arguments)), _MOST_ERRORS)
@@ -187,7 +187,7 @@ class ToolSessions:
             if isinstance(batcher.toolset, Stateful):
                 columns = ", ".join(map(str, question.columns))
                 on = f" for question {question.id!r} (its columns: {columns})"
-                await self._keep(batcher, "open", batcher.toolset.open, question, on=on)
+                await self._open_session(batcher, "open", batcher.toolset.open, question, on=on)
 
     @property
     def prompt(self) -> str:
@@ -199,12 +199,12 @@ class ToolSessions:
         """The tools that this trajectory can call, including those that its sessions bring."""
         return tuple(tool.spec for tool in self._tools.values())
 
-    def acts(self, calls: Sequence[ToolCall]) -> bool:
+    def has_acting_call(self, calls: Sequence[ToolCall]) -> bool:
         """True if running one of the calls changes the world; see `Toolset.acts`."""
         tools = (self._tools.get(call.name) for call in calls if call.error is None)
         return any(tool.batcher.toolset.acts for tool in tools if tool is not None)
 
-    async def answer(
+    async def answer_calls(
         self, calls: Sequence[ToolCall], turn: int = 0, earlier: int = 0, unread: bool = False
     ) -> tuple[ToolResult, ...]:
         """One result per call of a turn, in order, as the policy reads them.
@@ -221,20 +221,20 @@ class ToolSessions:
         # all started at once, so that a session's calls join one batch
         numbers = itertools.count(earlier)
         replies = (
-            self._not_run()
-            if unread and call.error is None and not self.acts([call])
+            self._skipped_result()
+            if unread and call.error is None and not self.has_acting_call([call])
             else self._reply(call, next(numbers), turn)
             for call in calls
         )
         return tuple(await asyncio.gather(*replies))
 
-    async def _not_run(self) -> ToolResult:
+    async def _skipped_result(self) -> ToolResult:
         why = "not run: this was the last turn, so nobody would read its result"
         return ToolResult(why, ok=False)
 
     async def _reply(self, call: ToolCall, number: int, turn: int) -> ToolResult:
         """The tool's reply, or the mistake in the call, as the policy reads it."""
-        problem = self._problem(call, number)
+        problem = self._find_problem(call, number)
         if problem is not None:
             result = ToolResult(problem, ok=False)
         else:
@@ -244,7 +244,7 @@ class ToolSessions:
             result = await batcher.call(call)
         return result.shown_as(self._box.make_safe(result.content))
 
-    def _problem(self, call: ToolCall, number: int) -> str | None:
+    def _find_problem(self, call: ToolCall, number: int) -> str | None:
         """What is wrong with the `number`-th call of a turn (from 0); None if it can be run."""
         if number >= (limit := self._box.max_calls):
             return f"too many calls: at most {limit} a turn"
@@ -252,9 +252,9 @@ class ToolSessions:
             return call.error
         if (tool := self._tools.get(call.name)) is None:
             return f"no tool {call.name[:40]!r}; there is {', '.join(self._tools) or 'none'}"
-        return tool.problem(call)
+        return tool.find_problem(call)
 
-    async def _keep(
+    async def _open_session(
         self, batcher: Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
     ) -> None:
         """Have a toolset make a session, and keep it. Unless the toolset is `interruptible`, a
@@ -267,13 +267,13 @@ class ToolSessions:
                 raise ToolError(f"{batcher.toolset} gave {session!r} from {verb}; {wanted}.")
             self._sessions[batcher] = session
             self._prompts += (session.prompt,)
-            self._add(batcher, session.specs)
+            self._add_tools(batcher, session.specs)
 
         tool = batcher.toolset
         interruptible = verb == "open" and isinstance(tool, Stateful) and tool.interruptible
-        await (work() if interruptible else to_its_end(work()))
+        await (work() if interruptible else run_to_end(work()))
 
-    def _add(self, batcher: Batcher, specs: Sequence[ToolSpec]) -> None:
+    def _add_tools(self, batcher: Batcher, specs: Sequence[ToolSpec]) -> None:
         """Add the tools that a session brings."""
         for spec in specs:
             if spec.name in self._tools:
@@ -300,7 +300,7 @@ class ToolSessions:
                     what = f"{batcher.toolset} keeps a {type(session).__name__} for each trajectory"
                     advice = "Make it a ForkableToolSession, or take an estimator without probes."
                     raise ToolError(f"{what}, which cannot be copied. {advice}")
-                await branch._keep(batcher, "fork", session.fork)
+                await branch._open_session(batcher, "fork", session.fork)
         except BaseException:
             await branch.close()
             raise
@@ -319,7 +319,7 @@ class ToolSessions:
             run_tool(batcher.toolset, "close", session.close)
             for batcher, session in sessions.items()
         )
-        outcomes = await to_its_end(asyncio.gather(*closings, return_exceptions=True))
+        outcomes = await run_to_end(asyncio.gather(*closings, return_exceptions=True))
         figures: dict[str, float | Sequence[float]] = {}
         for batcher, outcome in zip(sessions, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -344,7 +344,7 @@ def _figures(toolset: Toolset, returned: Any) -> ToolFigures:
     return figures
 
 
-class Live(AbstractContextManager[None]):
+class RunningToolsets(AbstractContextManager[None]):
     """Inside this block toolsets run. Blocks may be nested: a toolset starts with the first block
     that has it, and stops with the last. It is not a generator, because garbage collection would
     run a generator's code on any thread."""
@@ -408,7 +408,7 @@ async def call_tools(
         RecipeError: If no policy could call the tools, for example because two share a name.
         ToolError: If a tool raises, hangs, or gives something other than results.
     """
-    toolsets = toolsets_of(tools)
+    toolsets = as_toolsets(tools)
     check_tools(toolsets)
     trajectories: list[ToolSessions] = []
     begun = list[Toolset]()
@@ -416,12 +416,12 @@ async def call_tools(
         for toolset in toolsets:
             begun.append(toolset)
             await _run(toolset, "start", toolset.start)
-        checked_specs(toolsets)
+        check_specs(toolsets)
         box = Toolbox(toolsets, str, max(map(len, calls), default=0))
         trajectories = [ToolSessions(box) for _ in calls]
         for sessions in trajectories:
             await sessions.open(question.copied())
-        results = await asyncio.gather(*map(ToolSessions.answer, trajectories, calls))
+        results = await asyncio.gather(*map(ToolSessions.answer_calls, trajectories, calls))
     finally:
         closings = map(ToolSessions.close, trajectories)
         outcomes: list[object] = await asyncio.gather(*closings, return_exceptions=True)

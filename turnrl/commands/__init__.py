@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, str] = {
 sub-parsers."""
 
 
-def adder(name: str) -> Callable[[Commands], None]:
+def load_adder(name: str) -> Callable[[Commands], None]:
     """The function that adds a command to argparse's sub-parsers."""
     module, _, function = COMMANDS[name].partition(":")
     add: Callable[[Commands], None] = getattr(importlib.import_module(module), function)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from turnrl.plugin.text import counted, painted, say, visible
+from turnrl.plugin.text import format_count, make_visible, paint, say
 
 if TYPE_CHECKING:
     from turnrl.plugin.hooks import Commands
@@ -49,19 +49,19 @@ def add_compare_command(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from turnrl.runs.compare import compare, open_sides
-    from turnrl.runs.table import letter
+    from turnrl.runs.table import side_letter
 
     sides = open_sides(args.runs, args.split, args.iteration)
     for number, comparison in enumerate(compare(sides), 1):
         if args.json:
-            print(json.dumps(as_json(comparison)))
+            print(json.dumps(to_json(comparison)))
         else:
             # the baseline is A in each comparison, and the others are B, C and so on
-            text = "\n".join(as_text(comparison, args.split, args.all, letter(number)))
+            text = "\n".join(to_text(comparison, args.split, args.all, side_letter(number)))
             say("\n" * (number > 1) + text)
 
 
-def as_json(comparison: Comparison) -> dict[str, object]:
+def to_json(comparison: Comparison) -> dict[str, object]:
     """A comparison as plain values, for JSON."""
 
     def plain(side: Side) -> list[dict[str, object]]:
@@ -82,7 +82,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def as_text(
+def to_text(
     comparison: Comparison, split: str, every: bool = False, letter: str = "B"
 ) -> Iterator[str]:
     """The lines of a comparison, of at most 80 columns except for names.
@@ -98,7 +98,7 @@ def as_text(
     first, second = comparison.first, comparison.second
     common = len(comparison.questions)
     shares = " and ".join(f"{common / asked:.0%} of {asked}" for asked in comparison.asked)
-    yield f"{split}: {counted(common, 'question')} in common, {shares}"
+    yield f"{split}: {format_count(common, 'question')} in common, {shares}"
     for name, side, role in (("A", first, ", the baseline"), (letter, second, "")):
         after = ", ".join(map(str, dict.fromkeys(e.iteration for e in side.evaluations)))
         yield f"{name}  {side.name}, iteration {after}{role}"
@@ -124,12 +124,14 @@ def as_text(
 def _differences(comparison: Comparison) -> Iterator[str]:
     """The settings in which the two sides differ, except for the seeds within a side."""
     from turnrl.runs.config import SEEDS
-    from turnrl.runs.load import differences
+    from turnrl.runs.load import differing_settings
 
     one = len(comparison.first.evaluations) == 1
-    for name, values in differences([comparison.first.one.run, comparison.second.one.run]).items():
+    for name, values in differing_settings(
+        [comparison.first.one.run, comparison.second.one.run]
+    ).items():
         if one or name not in SEEDS:
-            yield _cut(f"   {name}: {' -> '.join(value or '(none)' for value in values)}")
+            yield _clean_line(f"   {name}: {' -> '.join(value or '(none)' for value in values)}")
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -149,7 +151,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         for key, figure in comparison.figures.items():
             if figure.pairs < len(comparison.questions):
                 yield (
-                    f"{key} is over {counted(figure.pairs, 'question')}. The others do not have it."
+                    f"{key} is over {format_count(figure.pairs, 'question')}. The others do not "
+                    f"have it."
                 )
     yield from comparison.notes
 
@@ -161,7 +164,7 @@ def _result(comparison: Comparison, letter: str) -> str:
         return f"{name}: undecided. All seeds differ by the same: add more seeds."
     if verdict == "level":
         return f"{name}: no significant difference: the interval includes 0."
-    return painted(f"{name}: {letter} is {verdict} than A.", "strong")
+    return paint(f"{name}: {letter} is {verdict} than A.", "strong")
 
 
 def _question(comparison: Comparison, question: str, letter: str) -> Iterator[str]:
@@ -171,17 +174,17 @@ def _question(comparison: Comparison, question: str, letter: str) -> Iterator[st
     pairs = zip(comparison.first.evaluations, comparison.second.evaluations, strict=True)
     pair = next(p for p in pairs if p[0].value(question, main) != p[1].value(question, main))
     row = pair[0].questions[question][0]
-    yield _cut(f"  {row['question']}")
-    yield _cut(f"    accepted  {' | '.join(row['answers'] or ())}")
+    yield _clean_line(f"  {row['question']}")
+    yield _clean_line(f"    accepted  {' | '.join(row['answers'] or ())}")
     for name, evaluation in zip(("A", letter), pair, strict=True):
         rows = evaluation.questions[question]
         answer = rows[0]["answer"] or "(no answer)"
         if main != "exact_match" or len(rows) > 1:
             answer = f"{main} {evaluation.value(question, main):.3f}"
-        yield _cut(f"    {name}  {answer}")
+        yield _clean_line(f"    {name}  {answer}")
 
 
-def _cut(text: str, width: int = _WIDTH) -> str:
+def _clean_line(text: str, width: int = _WIDTH) -> str:
     """A foreign text as one line, with control characters made visible."""
-    line = visible(text).replace("\n", " ").replace("\t", " ")
+    line = make_visible(text).replace("\n", " ").replace("\t", " ")
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -5,17 +5,17 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from turnrl.commands import COMMANDS, adder
-from turnrl.plugin.errors import PluginError, RecipeError, blaming, did_you_mean
+from turnrl.commands import COMMANDS, load_adder
+from turnrl.plugin.errors import PluginError, RecipeError, blaming, suggest_name
 from turnrl.plugin.hooks import LOAD_VARIABLE, Commands, Plugin, working_plugins
 
 _USUAL = ("fit", "eval", "recipes", "doctor")
 """Commands that `turnrl --help` lists first."""
 
 
-def command_line() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """The parser of `turnrl` with the commands of all installed plugins, for the documentation."""
-    return parser_of(COMMANDS, *working_plugins("turnrl_commands"))[0]
+    return build_parser(COMMANDS, *working_plugins("turnrl_commands"))[0]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, *args: object, **options: object) -> Any:
         parsed, unknown = super().parse_known_args(*args, **options)
         if unknown:
-            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            near = suggest_name(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unknown argument {unknown[0]!r}.{near}")
         return parsed, unknown
 
@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
         raise RecipeError(f"{message}{stop} '{self.prog} --help' lists what there is.")
 
 
-def parser_of(
+def build_parser(
     own: Iterable[str], plugins: Sequence[Plugin], faults: list[PluginError] | None = None
 ) -> tuple[argparse.ArgumentParser, Commands]:
     """The parser with these commands of turnrl and those of the plugins, and its sub-parsers. A
@@ -46,9 +46,11 @@ def parser_of(
     )
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    adders = [(name, adder(name), "turnrl") for name in own]
+    adders = [(name, load_adder(name), "turnrl") for name in own]
     for plugin in plugins:
-        adders += [(plugin.name, add, str(plugin)) for add in plugin.brings("turnrl_commands")]
+        adders += [
+            (plugin.name, add, str(plugin)) for add in plugin.load_components("turnrl_commands")
+        ]
     for _, add, owner in sorted(adders, key=lambda each: (*_USUAL, each[0]).index(each[0])):
         try:
             with blaming(PluginError, f"a command of {owner}", f"Fix it, or see {LOAD_VARIABLE}."):

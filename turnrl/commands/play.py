@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import RecipeError
 from turnrl.plugin.hooks import Commands
-from turnrl.plugin.text import labelled, say, visible
+from turnrl.plugin.text import format_labelled, make_visible, say
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.trust import TRUST
@@ -80,11 +80,11 @@ def _run(args: argparse.Namespace) -> None:
             question = replace(question, answers=tuple(args.answer))
         _play(module, question, args)
         return
-    for number, text in enumerate(_lines(), 1):
+    for number, text in enumerate(_read_questions(), 1):
         _play(module, Question(str(number), text), args)
 
 
-def _lines() -> Iterator[str]:
+def _read_questions() -> Iterator[str]:
     """Questions from the input, until it ends."""
     if sys.stdin.isatty():
         print("Ask a question, then press Enter. Ctrl-D ends this.")
@@ -99,34 +99,34 @@ def _lines() -> Iterator[str]:
 
 def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     """Let the agent answer a question, and print what it does."""
-    say(f"question   {visible(question.text)}", indent=" " * 11)
+    say(f"question   {make_visible(question.text)}", indent=" " * 11)
     if args.samples is None:
         (trajectory,) = module.ask(question, temperature=args.temperature)
         _show(module, trajectory)
-        say(_end(trajectory), indent=" " * 11)
+        say(_format_end(trajectory), indent=" " * 11)
         return
     attempts = module.ask(question, args.samples, temperature=args.temperature)
     for number, attempt in enumerate(attempts, 1):
         print(f"\n== attempt {number}")
         _show(module, attempt)
-        say(_end(attempt), indent=" " * 11)
+        say(_format_end(attempt), indent=" " * 11)
 
 
 def _show(module: MTGRPO, trajectory: Trajectory) -> None:
     """Print the opening of tool sessions, the turns, and the messages that a player sent before
     each turn."""
     if trajectory.opening:
-        say(visible(labelled("opening", trajectory.opening)), indent="")
-    sent = module.rollout.driver.sent(trajectory, module.chat)
+        say(make_visible(format_labelled("opening", trajectory.opening)), indent="")
+    sent = module.rollout.loop.text_before_turns(trajectory, module.chat)
     for k, turn in enumerate(trajectory.turns, 1):
-        text = visible(turn.text)
-        lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), text]
+        text = make_visible(turn.text)
+        lines = [f"-- turn {k}", *map(make_visible, sent[k - 1 : k]), text]
         say("\n".join(lines), indent="")
         if more := str(turn).removeprefix(text).removeprefix("\n"):
             say(more, indent="", style="dim")
 
 
-def _end(trajectory: Trajectory) -> str:
+def _format_end(trajectory: Trajectory) -> str:
     answer = "none" if trajectory.answer is None else repr(trajectory.answer)
     right = ""
     if trajectory.question.answers:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from turnrl.plugin.errors import RecipeError
 from turnrl.plugin.hooks import Commands
-from turnrl.recipe.bundled import bundled_recipes, recipe_like
+from turnrl.recipe.bundled import bundled_recipes, suggest_recipe
 
 _WIDTH = 80
 _UNKNOWN = "not measured"
@@ -31,7 +31,7 @@ def add_recipes_command(commands: Commands) -> None:
     copy.set_defaults(run=_copy)
 
 
-def tables() -> Iterator[tuple[str, dict[str, str]]]:
+def iterate_tables() -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of the tables of `recipes/README.md`: a recipe's name, then its cells by column."""
     recipes = bundled_recipes()
     columns: list[str] = []
@@ -51,7 +51,7 @@ def _command(name: str, row: dict[str, str]) -> str:
 
 def _list(_: argparse.Namespace) -> None:
     """Print every recipe with its command and its row of the table."""
-    for name, row in tables():
+    for name, row in iterate_tables():
         print(_command(name, row))
         for column, cell in row.items():
             if cell != _UNKNOWN and column != "overrides":
@@ -72,7 +72,7 @@ def _copy(parsed: argparse.Namespace) -> None:
     name: str = parsed.name.removeprefix("recipes/").removesuffix(".yaml")
     if name not in recipes:
         raise RecipeError(
-            f"no recipe {parsed.name!r} comes with turnrl.{recipe_like(name)} "
+            f"no recipe {parsed.name!r} comes with turnrl.{suggest_recipe(name)} "
             "'turnrl recipes' lists those that do."
         )
     file = Path(parsed.file or recipes[name].name)
@@ -85,4 +85,4 @@ def _copy(parsed: argparse.Namespace) -> None:
         ) from error
     except OSError as error:
         raise RecipeError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
-    print(f"written to {file}. Run it with\n  {_command(str(file), dict(tables())[name])}")
+    print(f"written to {file}. Run it with\n  {_command(str(file), dict(iterate_tables())[name])}")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import docstring_parser
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.plugin.hooks import named
+from turnrl.plugin.hooks import import_object
 from turnrl.plugin.text import say
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.invocation import Invocation
-from turnrl.recipe.merging import filled_in
+from turnrl.recipe.merging import expand_variables
 from turnrl.sft.settings import TRANSCRIPT, WarmUp
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _prepare(invocation: Invocation) -> Invocation:
             "turnrl warmup writes a policy, and --to does not say where. Give a folder that "
             "'turnrl fit' then begins with: --to warm."
         )
-    folder = Path(str(filled_in(invocation.contents["to"], "to")))
+    folder = Path(str(expand_variables(invocation.contents["to"], "to")))
     held = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     if folder.is_file() or (held and TRANSCRIPT not in held):
         is_what = f"holds {held[0]}" if held else "is a file"
@@ -66,21 +66,21 @@ def _prepare(invocation: Invocation) -> Invocation:
     return replace(invocation, contents=contents, destination=str(folder))
 
 
-def _chosen(settings: Mapping[str, Any]) -> WarmUp:
+def _parse_settings(settings: Mapping[str, Any]) -> WarmUp:
     """The warm-up's settings, from those of the command.
 
     Raises:
         RecipeError: If one is out of range, or `by` names nothing that can be called.
     """
     chosen = {f.name: settings[f.name] for f in fields(WarmUp)}
-    chosen["by"] = named("--by", chosen["by"]) if chosen["by"] else None
+    chosen["by"] = import_object("--by", chosen["by"]) if chosen["by"] else None
     return WarmUp(**chosen)
 
 
 def _warm_up(built: Built) -> None:
     from turnrl.sft.warmup import warm_up
 
-    (module, data), settings = built.agent("turnrl warmup"), _chosen(built.settings)
+    (module, data), settings = built.agent("turnrl warmup"), _parse_settings(built.settings)
     kept = ("accelerator", "devices", "precision", "gradient_clip_val")
     trainer = built.invocation.contents["trainer"]
     chosen = {name: trainer[name] for name in kept if trainer.get(name) is not None}

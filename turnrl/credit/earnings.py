@@ -21,7 +21,7 @@ ENOUGH = 20
 same by chance, which looks like certainty."""
 
 
-def earning_tallies(
+def tally_earnings(
     groups: Sequence[Group], charged: bool = False, processes: int = 1
 ) -> dict[str, Tally]:
     """The figures of an iteration: the share of attempts that acted, the pay of these and of the
@@ -37,7 +37,9 @@ def earning_tallies(
     """
     sums = [group.turn_rewards.sum(1).tolist() for group in groups]
     earned = [(number, sums[number][i]) for number, g in enumerate(groups) for i in g.trunks]
-    acted, idle = _split(earned, [_calls(group, i) for group in groups for i in group.trunks])
+    acted, idle = _split_by_calls(
+        earned, [_has_calls(group, i) for group in groups for i in group.trunks]
+    )
     tallies = {
         "rollout/acted": Tally(len(acted), len(earned)),
         "reward/acted": Tally(sum(paid for _, paid in acted), len(acted)),
@@ -65,11 +67,11 @@ def _error(
     return math.sqrt(sum(share**2 for share in shares) * groups / (groups - 1))
 
 
-def _calls(group: Group, member: int) -> bool:
+def _has_calls(group: Group, member: int) -> bool:
     return any(turn.reading.calls for turn in group.trajectories[member].turns)
 
 
-def _split(values: Sequence[_T], calls: Sequence[bool]) -> tuple[list[_T], list[_T]]:
+def _split_by_calls(values: Sequence[_T], calls: Sequence[bool]) -> tuple[list[_T], list[_T]]:
     """The values of the attempts that call, and those of the other attempts."""
     pairs = [*zip(values, calls, strict=True)]
     return [value for value, yes in pairs if yes], [value for value, yes in pairs if not yes]

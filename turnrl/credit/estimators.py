@@ -25,7 +25,14 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.plugin.errors import PluginError, RecipeError, blaming, kind_of, one_of, within
+from turnrl.plugin.errors import (
+    PluginError,
+    RecipeError,
+    blaming,
+    check_one_of,
+    check_within,
+    describe_value,
+)
 from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]
@@ -98,8 +105,8 @@ class GroupRelative(AdvantageEstimator):
     min_std: float = 0.1
 
     def __post_init__(self) -> None:
-        one_of(get_args(Baseline), f"{type(self).__name__}.", self, "baseline")
-        one_of(get_args(Scale), f"{type(self).__name__}.", self, "scale")
+        check_one_of(get_args(Baseline), f"{type(self).__name__}.", self, "baseline")
+        check_one_of(get_args(Scale), f"{type(self).__name__}.", self, "scale")
         if not 0 < self.min_std < math.inf:
             raise RecipeError(
                 f"min_std is {self.min_std}. Set a finite number above 0: 1e-4 all but removes it."
@@ -186,7 +193,7 @@ class TurnLevel(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, 1, "", self, "gamma")
+        check_within(0, 1, "", self, "gamma")
         self.charges_costs = self.turn_coef != 0
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
@@ -224,7 +231,7 @@ class Credit:
     tokens: tuple[Tensor, ...]
 
     @property
-    def degenerate(self) -> bool:
+    def is_degenerate(self) -> bool:
         """True if the group teaches nothing: all its advantages are zero. `standardize` gives zero
         where rewards are equal; terms that cancel out may leave 1.2e-7, a rounding."""
         return bool((torch.cat(self.tokens).abs() < 2.5e-7).all())
@@ -247,7 +254,7 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
         parts = advantages if isinstance(advantages, tuple | list) else [advantages]
         if misfits := [part for part in parts if not isinstance(part, Tensor)]:
             kinds = f"a tensor ({size}, {turns}), or a tuple with one for each trajectory"
-            raise PluginError(f"{applied} gave {kind_of(misfits[0])}. Return {kinds}.")
+            raise PluginError(f"{applied} gave {describe_value(misfits[0])}. Return {kinds}.")
         finite = all(bool(part.isfinite().all()) for part in parts)
         shape = [tuple(row.shape) for row in advantages]
     owners = list(map(sampled_turns, group.trajectories))
@@ -272,6 +279,6 @@ def sampled_turns(trajectory: Trajectory) -> Tensor:
     return torch.tensor(trajectory.sampled_turns, dtype=torch.long)
 
 
-def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
+def count_sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
     """Number of tokens sampled in the trajectories' own turns."""
     return sum(len(trajectory.sampled_turns) for trajectory in trajectories)

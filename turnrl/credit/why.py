@@ -6,12 +6,12 @@ Every estimator that needs only rewards gives a turn a sum of comparisons:
 
 The baseline and the divisor of a term come from a set of values: the attempts of the group, the
 turns with one number, or the turns taken in one state. `compares` returns the values and their sets
-as contrasts. `terms` computes the numbers.
+as contrasts. `compute_terms` computes the numbers.
 
 The terms check the estimator in part:
 
-- `terms` never asks the estimator for an advantage. It computes mean, deviation, baseline, floor
-  and divisor of each set in Python floats, without `standardize`. A contrast also repeats the
+- `compute_terms` never asks the estimator for an advantage. It computes mean, deviation, baseline,
+  floor and divisor of each set in Python floats, without `standardize`. A contrast also repeats the
   members of each set and the weight of a term. If the estimator is wrong in any of these, the terms
   add up to a different number.
 - The values come from functions that the estimator uses too (`returns_to_go`,
@@ -129,7 +129,7 @@ def _(estimator: TurnLevel, group: Group) -> Sequence[Contrast]:
     ]
 
 
-def terms(estimator: AdvantageEstimator, group: Group) -> list[list[list[Term]]] | None:
+def compute_terms(estimator: AdvantageEstimator, group: Group) -> list[list[list[Term]]] | None:
     """The terms of the advantage of each turn of each trajectory; None if the estimator's class is
     not registered. A turn that a branch shares with its trunk has no terms.
 

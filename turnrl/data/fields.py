@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from turnrl.data.files import spelt_list
-from turnrl.data.rows import ABSENT, Row, is_chat, is_missing, native, written
-from turnrl.plugin.errors import DataError, did_you_mean
+from turnrl.data.files import parse_list
+from turnrl.data.rows import ABSENT, Row, field_text, is_chat, is_missing, to_native
+from turnrl.plugin.errors import DataError, suggest_name
 from turnrl.types.questions import Question
 
 _logger = logging.getLogger(__name__)
@@ -49,20 +49,20 @@ class Fields:
             ) from error
 
     @property
-    def of_answers(self) -> list[str]:
+    def answer_fields(self) -> list[str]:
         """The fields of accepted answers."""
         return [self.answers] if isinstance(self.answers, str) else list(self.answers)
 
     @property
-    def words(self) -> set[str]:
+    def all_fields(self) -> set[str]:
         """All the fields."""
-        return {self.question, *self.of_answers} | ({self.id} if self.id else set())
+        return {self.question, *self.answer_fields} | ({self.id} if self.id else set())
 
 
-def _at(row: object, path: str) -> object:
+def _value_at(row: object, path: str) -> object:
     """The value at a dotted path, through lists too; `ABSENT` if there is no such field."""
     if isinstance(row, list):
-        values = [_at(item, path) for item in row]
+        values = [_value_at(item, path) for item in row]
         return [value for value in values if value is not ABSENT] or (ABSENT if values else [])
     if row is None:
         return None
@@ -71,10 +71,10 @@ def _at(row: object, path: str) -> object:
     if path in row:
         return row[path]
     head, _, rest = path.partition(".")
-    return _at(row[head], rest) if rest and head in row else ABSENT
+    return _value_at(row[head], rest) if rest and head in row else ABSENT
 
 
-def _asked(value: object, path: str, place: str) -> tuple[bool, str, str]:
+def _find_question(value: object, path: str, place: str) -> tuple[bool, str, str]:
     """The question of a row, which is a text or chat messages: True for messages, the system
     message, empty if there is none, and the user's text.
 
@@ -82,9 +82,9 @@ def _asked(value: object, path: str, place: str) -> tuple[bool, str, str]:
         DataError: If the value is neither, or if the messages are not a single user message,
             optionally after a system message.
     """
-    if not is_chat(value := native(value)):
-        return False, "", written(value, path, place)
-    messages = [(str(message["role"]), _spoken(message.get("content"))) for message in value]
+    if not is_chat(value := to_native(value)):
+        return False, "", field_text(value, path, place)
+    messages = [(str(message["role"]), _content_text(message.get("content"))) for message in value]
     roles = [role for role, _ in messages]
     if roles not in (["user"], ["system", "user"], ["developer", "user"]):
         raise DataError(
@@ -100,7 +100,7 @@ def _asked(value: object, path: str, place: str) -> tuple[bool, str, str]:
     return True, system.strip(), text
 
 
-def _spoken(content: object) -> str | None:
+def _content_text(content: object) -> str | None:
     """The text of a message's content, which may come in parts; None if it is not text."""
     parts: list[object] = content if isinstance(content, list) else [{"text": content}]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
@@ -109,11 +109,11 @@ def _spoken(content: object) -> str | None:
 
 def _answers(value: object, path: str, place: str) -> Iterator[str]:
     """The answers in a field: a text, a number, or a list of them."""
-    if isinstance(value := native(value), list):
+    if isinstance(value := to_native(value), list):
         for item in value:
             yield from _answers(item, path, place)
     elif not is_missing(value):
-        yield written(value, path, place)
+        yield field_text(value, path, place)
 
 
 def _answer_in(text: str, pattern: str) -> str | None:
@@ -125,7 +125,7 @@ def _answer_in(text: str, pattern: str) -> str | None:
     return answer.strip() if answer is not None else None
 
 
-def questions_of(
+def make_questions(
     rows: Iterable[Row], fields: Fields, where: str, without: Sequence[str] = ()
 ) -> Iterator[Question]:
     """Make questions from rows. Every other column becomes metadata unchanged: a text, a number, a
@@ -141,25 +141,27 @@ def questions_of(
             naming the row whose question or answer is not text.
     """
     paths = [("id", fields.id)] if fields.id else []
-    paths += [("question", fields.question), *(("answers", path) for path in fields.of_answers)]
-    used = {*fields.words, *without}
+    paths += [("question", fields.question), *(("answers", path) for path in fields.answer_fields)]
+    used = {*fields.all_fields, *without}
     missing, columns, first_text, matched = paths, set[str](), "", False
     like_lists, number = list[str](), -1
     for number, row in enumerate(rows):
-        missing = [(name, path) for name, path in missing if _at(row, path) is ABSENT]
+        missing = [(name, path) for name, path in missing if _value_at(row, path) is ABSENT]
         if missing and number < 100:
             columns.update(row)
         place = f"{where}, row {number + 1}"
         texts = [
-            text for path in fields.of_answers for text in _answers(_at(row, path), path, place)
+            text
+            for path in fields.answer_fields
+            for text in _answers(_value_at(row, path), path, place)
         ]
         in_texts = (_answer_in(text, fields.answer_pattern) for text in texts)
         answers = tuple(answer for answer in in_texts if answer is not None)
-        like_lists += [text for text in answers if spelt_list(text) is not text][:1]
+        like_lists += [text for text in answers if parse_list(text) is not text][:1]
         first_text, matched = first_text or "".join(texts[:1]), matched or bool(answers)
-        own = written(_at(row, fields.id), fields.id, place) if fields.id else ""
-        asked = _at(row, fields.question)
-        in_chat, system, text = _asked(asked, fields.question, place)
+        own = field_text(_value_at(row, fields.id), fields.id, place) if fields.id else ""
+        asked = _value_at(row, fields.question)
+        in_chat, system, text = _find_question(asked, fields.question, place)
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
         rest = {k: v for k, v in row.items() if k not in metadata and k not in without}
         named = own or str(number)
@@ -188,13 +190,13 @@ def _warn_of_lists(texts: Sequence[str], rows: int, where: str) -> None:
 
 
 def _refuse_missing(missing: Sequence[tuple[str, str]], columns: set[str], where: str) -> None:
-    """Refuse rows that lack needed fields; see `questions_of`."""
+    """Refuse rows that lack needed fields; see `make_questions`."""
     for name, path in missing:
         if (name, path) == ("id", Fields.id):  # not named by the user, so the rows are numbered
             continue
         numbered = ", or to null to number the rows" if name == "id" else ""
         raise DataError(
-            f"{where} has no field {path!r}.{did_you_mean(path, columns)} It has: "
+            f"{where} has no field {path!r}.{suggest_name(path, columns)} It has: "
             f"{', '.join(sorted(columns))}. Set data.fields.{name} to the one that holds it"
             f"{numbered}."
         )

@@ -91,8 +91,8 @@ def read_questions(source: str, texts: Container[str], answers: Container[str]) 
 
     def cell(name: str, text: object) -> object:
         if name in answers:
-            return quoted_list(text)
-        return text if name in texts else spelt_list(text)
+            return parse_quoted_list(text)
+        return text if name in texts else parse_list(text)
 
     return ({name: cell(name, text) for name, text in row.items()} for row in read_file(source))
 
@@ -185,14 +185,14 @@ def json_rows(lines: Iterable[str], where: str) -> Iterator[dict[str, object]]:
         yield row
 
 
-def quoted_list(text: object) -> object:
+def parse_quoted_list(text: object) -> object:
     """The list that a text spells out, if it is one of quoted texts; any other value unchanged."""
-    values = spelt_list(text)
+    values = parse_list(text)
     kinds = {type(value) for value in values} if isinstance(values, list) else set()
     return values if str in kinds and kinds <= {str, type(None)} else text
 
 
-def spelt_list(text: object) -> object:
+def parse_list(text: object) -> object:
     """The list that a text spells out, in JSON or as Python prints a list. Any other value stays as
     it is, such as an array that numpy has printed, without commas."""
     if not isinstance(text, str) or not re.fullmatch(r"\s*\[.*\]\s*", text, re.DOTALL):

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
-from turnrl.agent.functions import name_of, parameters_of
-from turnrl.data.fields import Fields, questions_of
-from turnrl.plugin.errors import DataError, RecipeError, blaming, kind_of
-from turnrl.plugin.hooks import named
+from turnrl.agent.functions import get_parameters, name_function
+from turnrl.data.fields import Fields, make_questions
+from turnrl.plugin.errors import DataError, RecipeError, blaming, describe_value
+from turnrl.plugin.hooks import import_object
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 
@@ -28,9 +28,9 @@ class FunctionQuestions(QuestionSource):
 
     def __init__(self, function: Callable[..., Any], fields: Fields | None = None) -> None:
         self._function, self._fields = function, fields or Fields()
-        self._which = f"the function {name_of(function)}"
+        self._which = f"the function {name_function(function)}"
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        taken = [p for p in parameters_of(function) if p.kind in named]
+        taken = [p for p in get_parameters(function) if p.kind in named]
         names = [p.name for p in taken if p.default is p.empty or p.name == "split"]
         if len(names) > 1 or inspect.iscoroutinefunction(function):
             raise DataError(
@@ -58,14 +58,15 @@ class FunctionQuestions(QuestionSource):
         if odd or isinstance(returned, Mapping):
             first = returned if isinstance(returned, Mapping) else odd[0]
             raise DataError(
-                f"{self._which} gives {kind_of(first)}, {first!r:.60}, which is not a question. "
+                f"{self._which} gives {describe_value(first)}, {first!r:.60}, which is not a "
+                f"question. "
                 "Return or yield rows as mappings, or turnrl.Question objects, and only one kind "
                 "of them."
             )
-        return questions_of(rows, self._fields, self._which)
+        return make_questions(rows, self._fields, self._which)
 
 
-def function_at(path: str) -> Callable[..., object] | None:
+def import_function(path: str) -> Callable[..., object] | None:
     """The function at a dotted path; None if nothing has that name, or if it is not a function.
 
     Raises:
@@ -73,7 +74,7 @@ def function_at(path: str) -> Callable[..., object] | None:
     """
     module = path.rpartition(".")[0]
     try:
-        function: Callable[..., object] = named("the source of the questions", path)
+        function: Callable[..., object] = import_object("the source of the questions", path)
     except RecipeError as error:
         cause = error.__cause__
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None

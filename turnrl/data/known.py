@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from turnrl.data.fields import Fields, questions_of
-from turnrl.data.files import file_kind, quoted_list, read_questions, require_file
-from turnrl.data.functions import FunctionQuestions, function_at
+from turnrl.data.fields import Fields, make_questions
+from turnrl.data.files import file_kind, parse_quoted_list, read_questions, require_file
+from turnrl.data.functions import FunctionQuestions, import_function
 from turnrl.data.rows import Row, is_cached, is_saved, open_hub, open_saved, read_hub
 from turnrl.plugin.errors import DataError
 from turnrl.types.contracts import QuestionSource
@@ -112,11 +112,11 @@ class RowQuestions(QuestionSource):
             has = ", ".join(filter(None, self._splits)) or "one without a name: leave the split out"
             raise DataError(f"{self._where} has no split {split!r}. It has {has}.")
         where = f"{self._where} ({split})" if split else self._where
-        return questions_of(self._splits[split](), self._fields, where)
+        return make_questions(self._splits[split](), self._fields, where)
 
 
 def _file_questions(path: str, fields: Fields) -> RowQuestions:
-    rows = partial(read_questions, path, fields.words, fields.of_answers)
+    rows = partial(read_questions, path, fields.all_fields, fields.answer_fields)
     return RowQuestions({"": rows}, fields, path)
 
 
@@ -152,10 +152,11 @@ class HubDataset(QuestionSource):
         rows = read_hub(open_hub(preset.path, preset.config, split))
         if preset.spelt:
             rows = (
-                {**row, **{name: quoted_list(row[name]) for name in preset.spelt}} for row in rows
+                {**row, **{name: parse_quoted_list(row[name]) for name in preset.spelt}}
+                for row in rows
             )
         where = f"{preset.path} ({split})"
-        questions = questions_of(rows, preset.fields, where, preset.without)
+        questions = make_questions(rows, preset.fields, where, preset.without)
         return (replace(question, rule=rule) for question in questions)
 
     def at_hand(self, split: str) -> bool:
@@ -192,7 +193,7 @@ def open_known(name: object, fields: Fields | None, config: str | None) -> Quest
         )
     preset = PRESETS.get(name)
     if preset is None and re.fullmatch(r"\w+(\.\w+)+", name):
-        function = function_at(name)
+        function = import_function(name)
         return None if function is None else FunctionQuestions(function, fields)
     if preset is None and name.count("/") != 1:
         return None

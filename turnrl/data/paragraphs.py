@@ -24,10 +24,10 @@ from itertools import islice
 from typing import Any, ClassVar, final
 from urllib.parse import unquote
 
-from turnrl.data.fields import Fields, questions_of
+from turnrl.data.fields import Fields, make_questions
 from turnrl.data.files import file_kind, read_questions
 from turnrl.data.rows import Row, is_cached, open_hub, read_hub
-from turnrl.plugin.errors import DataError, RecipeError, at_least
+from turnrl.plugin.errors import DataError, RecipeError, check_at_least
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import Passage
@@ -57,7 +57,7 @@ class _Paragraphs(QuestionSource, ABC):
         self.config = config
         self.splits = splits
         self.limit = limit
-        at_least(1, f"{name}.", self, "limit", whole=True)
+        check_at_least(1, f"{name}.", self, "limit", whole=True)
         self.fields = fields
         self._path = path or self.hub
         self._config = config or (self.hub_config if path in (None, self.hub) else None)
@@ -68,7 +68,7 @@ class _Paragraphs(QuestionSource, ABC):
 
     def questions(self, split: str) -> Iterator[Question]:
         rows = (self._with_support(row, place) for row, place in self._rows(split))
-        return questions_of(rows, self._fields, self._where(split))
+        return make_questions(rows, self._fields, self._where(split))
 
     def at_hand(self, split: str) -> bool:
         return self._is_file or is_cached(self._path, self._config, split)
@@ -128,7 +128,7 @@ class _Paragraphs(QuestionSource, ABC):
                 "another file"
             )
         else:
-            rows = read_questions(self._path, self._fields.words, self._fields.of_answers)
+            rows = read_questions(self._path, self._fields.all_fields, self._fields.answer_fields)
         for number, row in enumerate(islice(rows, self.limit), 1):
             yield row, f"{self._where(split)}, row {number}"
 

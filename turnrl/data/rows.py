@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from turnrl.plugin.errors import DataError
-from turnrl.plugin.hub import reach_hub
+from turnrl.plugin.hub import check_hub
 
 if TYPE_CHECKING:
     import datasets
@@ -37,7 +37,7 @@ def is_missing(value: object) -> bool:
     return isinstance(value, float | Decimal | date) and value != value
 
 
-def native(value: Any) -> object:
+def to_native(value: Any) -> object:
     """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
     if hasattr(value, "tolist"):  # of numpy, torch, pandas
         if getattr(value, "dtype", None) in ("float16", "float32"):
@@ -46,7 +46,7 @@ def native(value: Any) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def written(value: object, path: str, place: str) -> str:
+def field_text(value: object, path: str, place: str) -> str:
     """The text of a field; empty if the field has no value.
 
     Args:
@@ -56,7 +56,7 @@ def written(value: object, path: str, place: str) -> str:
     Raises:
         DataError: If the value is neither a text nor a number nor a date.
     """
-    if is_missing(value := native(value)):
+    if is_missing(value := to_native(value)):
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # pandas holds whole numbers in a column with gaps as floats
@@ -114,7 +114,7 @@ def hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
         split: The split.
     """
     if not Path(path).is_dir():  # `datasets` reads folders too
-        reach_hub()
+        check_hub()
     import datasets
 
     try:

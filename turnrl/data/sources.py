@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias, cast
 from turnrl.data.fields import Fields
 from turnrl.data.files import FILE_KINDS
 from turnrl.data.known import PRESETS, open_known
-from turnrl.plugin.errors import DataError, did_you_mean
-from turnrl.plugin.hooks import find_class, installed, installed_class
+from turnrl.plugin.errors import DataError, suggest_name
+from turnrl.plugin.hooks import find_class, load_class, load_classes
 from turnrl.rewards.answers import usable_answers
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question
@@ -75,7 +75,7 @@ def load_questions(
             "Set data.train to another source, or data.train_split to what it has."
         )
     where = f"{name} ({chosen})" if chosen else name
-    usable = _usable(opened.questions(chosen), where, rule, opened.needs_answers)
+    usable = _drop_unusable(opened.questions(chosen), where, rule, opened.needs_answers)
     if fields is not None and "fields" not in opened.uses:
         raise DataError(f"{where} takes no fields here: they would have no effect. Leave them out.")
     return usable
@@ -103,7 +103,7 @@ def open_source(
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(item, Question) for item in several):
         return GivenQuestions(several)
-    if isinstance(name, str) and (own := installed_class("turnrl_datasets", name)):
+    if isinstance(name, str) and (own := load_class("turnrl_datasets", name)):
         return cast(QuestionSource, own())
     if source := open_known(name, fields, config):
         return source
@@ -112,11 +112,11 @@ def open_source(
             f"a {type(name).__name__} is not a data set: {name!r:.60}. Give a path, an instance of "
             "a source, questions, rows as mappings, a datasets.Dataset, or a name."
         )
-    classes = installed("turnrl_datasets")
+    classes = load_classes("turnrl_datasets")
     if "." not in name or "/" in name:
         listed = [*classes, *PRESETS]
         raise DataError(
-            f"no data set {name!r}.{did_you_mean(name, listed)} Known names: {', '.join(listed)}. "
+            f"no data set {name!r}.{suggest_name(name, listed)} Known names: {', '.join(listed)}. "
             f"Or name a file ({', '.join(FILE_KINDS)}), a folder of save_to_disk, or a data set on "
             "the hub, 'owner/name'."
         )
@@ -127,7 +127,7 @@ def open_source(
     return cls()  # type: ignore[no-any-return]
 
 
-def _usable(
+def _drop_unusable(
     questions: Iterable[Question], where: str, rule: AnswerRule | None, needs_answers: bool
 ) -> list[Question]:
     """The questions that have a text and, if needed, an answer that can be compared. Repeated ones

@@ -2,32 +2,32 @@
 
 from turnrl.types.engine import (
     Attend,
-    Beside,
     Completion,
     Engine,
     EngineSettings,
     MessageSampler,
     Reply,
+    RunContext,
     SampledPolicy,
     Sampler,
     Sampling,
+    ServerMemory,
     Session,
-    Surroundings,
     TokenScores,
 )
 
 __all__ = [
     "Attend",
-    "Beside",
     "Completion",
     "Engine",
     "EngineSettings",
     "MessageSampler",
     "Reply",
+    "RunContext",
     "SampledPolicy",
     "Sampler",
     "Sampling",
+    "ServerMemory",
     "Session",
-    "Surroundings",
     "TokenScores",
 ]

@@ -4,7 +4,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from turnrl.plugin.errors import PluginError, blaming, kind_of
+from turnrl.plugin.errors import PluginError, blaming, describe_value
 from turnrl.types import Objective
 from turnrl.types.objective import Need, SampledTokens
 
@@ -40,7 +40,7 @@ def compute_loss(objective: Objective, tokens: SampledTokens) -> tuple[Tensor, d
         }
     for what, value in scalars.items():
         if not isinstance(value, Tensor) or value.ndim:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else kind_of(value)
+            shape = tuple(value.shape) if isinstance(value, Tensor) else describe_value(value)
             raise PluginError(f"{name}: {what} is {shape}. Return a tensor without dimensions.")
     if taken := [key for key in sums if key in OWN_METRICS]:
         raise PluginError(f"{name} has the metric {taken[0]!r}, which every run has. Rename it.")

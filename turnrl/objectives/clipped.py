@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from turnrl.objectives.tokens import TokenObjective, probability_ratio
-from turnrl.plugin.errors import RecipeError, check_numbers, one_of
+from turnrl.plugin.errors import RecipeError, check_numbers, check_one_of
 from turnrl.types.objective import RatioLevel, SampledTokens
 
 _CLIPS: dict[RatioLevel, tuple[float, float]] = {
@@ -48,7 +48,7 @@ class ClippedSurrogate(TokenObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(get_args(RatioLevel), "model.objective.", self, "ratio_level")
+        check_one_of(get_args(RatioLevel), "model.objective.", self, "ratio_level")
         check_numbers("model.objective.", self, "clip_low", "clip_high")
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:

@@ -18,7 +18,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from turnrl.plugin.errors import RecipeError, at_least, one_of
+from turnrl.plugin.errors import RecipeError, check_at_least, check_one_of
 from turnrl.types import Engine, Objective
 from turnrl.types.objective import Need, RatioLevel, SampledTokens
 
@@ -53,16 +53,16 @@ class TokenObjective(Objective):
     value_coef: float = 0.1
 
     def __post_init__(self) -> None:
-        one_of(get_args(Aggregation), "model.objective.", self, "aggregation")
-        at_least(0, "model.objective.", self, "kl_coef", "value_coef", optional=False)
-        at_least(1, "model.objective.", self, "constant_tokens", whole=True, optional=False)
+        check_one_of(get_args(Aggregation), "model.objective.", self, "aggregation")
+        check_at_least(0, "model.objective.", self, "kl_coef", "value_coef", optional=False)
+        check_at_least(1, "model.objective.", self, "constant_tokens", whole=True, optional=False)
         if self.importance_cap is True:
             raise RecipeError(
                 "model.objective.importance_cap is true. Set a number from 1 on, such as 2, or "
                 "'off' for no correction."
             )
         if self.importance_cap is not False:
-            at_least(1, "model.objective.", self, "importance_cap")
+            check_at_least(1, "model.objective.", self, "importance_cap")
 
     @property
     def needs(self) -> frozenset[Need]:

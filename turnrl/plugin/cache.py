@@ -70,7 +70,7 @@ class Cache:
         # one connection for all threads, kept open because closing it waits for the disk
         try:
             with self._lock:
-                self._db = self._db or self._opened()
+                self._db = self._db or self._open()
                 with self._db as db:
                     db.execute("BEGIN IMMEDIATE")
                     yield db
@@ -80,7 +80,7 @@ class Cache:
                 "'cache' to another file."
             ) from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(
             self.path, timeout=_LOCKED_S, isolation_level=None, check_same_thread=False

@@ -19,7 +19,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from turnrl.plugin.text import visible
+from turnrl.plugin.text import make_visible
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -27,19 +27,19 @@ STDLIB, INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packa
 
 
 class TurnRLError(Exception):
-    """Base of every error that turnrl raises on purpose. Its text is `visible`, because it may
+    """Base of every error that turnrl raises on purpose. Its text is `make_visible`, because it may
     quote a policy, a tool or data."""
 
     exit_code = 2
 
     def __str__(self) -> str:
-        return visible(super().__str__())
+        return make_visible(super().__str__())
 
 
 class PolicyMistake(Exception):
     """A mistake of the policy, raised by a function that is a tool: `raise PolicyMistake("no place
     of that name")`. The policy reads the text as the result of its call, which is not `ok`; the
-    attempt goes on. See `mistake_of` for other exceptions of a function."""
+    attempt goes on. See `find_mistake` for other exceptions of a function."""
 
     def __str__(self) -> str:
         return super().__str__() or "this call makes no sense"
@@ -117,14 +117,14 @@ class DeviceMemoryError(TurnRLError, MemoryError):
     exit_code = 1
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def suggest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean TwoTurn?` if a known name is close to `name`, else nothing."""
     spelt = {candidate.casefold(): candidate for candidate in known}
     near = [spelt[key] for key in difflib.get_close_matches(name.casefold(), spelt, 2, cutoff)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def at_least(
+def check_at_least(
     minimum: float,
     where: str,
     owner: object,
@@ -151,7 +151,7 @@ def at_least(
             raise RecipeError(f"{where}{name} is {value}; it must be at least {minimum:g}")
 
 
-def within(low: float, high: float, where: str, owner: object, *names: str) -> None:
+def check_within(low: float, high: float, where: str, owner: object, *names: str) -> None:
     """Refuse settings that are not from `low` to `high`, or not a number.
 
     Raises:
@@ -163,7 +163,7 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
 
 
-def one_of(known: Collection[str], where: str, owner: object, *names: str) -> None:
+def check_one_of(known: Collection[str], where: str, owner: object, *names: str) -> None:
     """Refuse settings whose value is not one of those allowed.
 
     Args:
@@ -198,7 +198,7 @@ def check_numbers(
     where: str, owner: object, *names: str, whole: bool = False, optional: bool = True
 ) -> None:
     """Refuse settings that are not numbers. In Python, True is a number; in a recipe it is not. See
-    `at_least` for the arguments.
+    `check_at_least` for the arguments.
 
     Raises:
         ArgumentTypeError: Naming the setting and its value.
@@ -207,7 +207,7 @@ def check_numbers(
         value = getattr(owner, name)
         fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
         if not fits and not (optional and value is None):
-            came = value if isinstance(value, Real) else kind_of(value)
+            came = value if isinstance(value, Real) else describe_value(value)
             wanted = "a whole number" if whole else "a number"
             raise ArgumentTypeError(f"{where}{name} is {came}; it must be {wanted}")
 
@@ -221,7 +221,7 @@ def is_finite(value: object) -> bool:
         return False
 
 
-def is_flag(value: object) -> bool:
+def is_bool_like(value: object) -> bool:
     """True if a value is True, False, 0 or 1, of numpy too. A text such as "False" is none of them,
     although Python counts it as true."""
     with contextlib.suppress(Exception):  # an array of several, for example
@@ -229,7 +229,7 @@ def is_flag(value: object) -> bool:
     return False
 
 
-def instance_of(kind: type, name: str, value: object, extends: str = "") -> None:
+def check_instance(kind: type, name: str, value: object, extends: str = "") -> None:
     """Refuse an argument from Python that is not an instance of a class.
 
     Args:
@@ -242,10 +242,10 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
     """
     if not isinstance(value, kind):
         wanted = extends or kind.__name__
-        raise ArgumentTypeError(f"{name} is {kind_of(value)}. Pass an instance of {wanted}.")
+        raise ArgumentTypeError(f"{name} is {describe_value(value)}. Pass an instance of {wanted}.")
 
 
-def kind_of(value: object) -> str:
+def describe_value(value: object) -> str:
     """An argument's value in words: `the class TurnLevel`, `the string 'x'`, `a dict`."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -306,9 +306,9 @@ def check_address(
         raise RecipeError(f"{name} is {url!r:.100}; it must look like {example}.")
 
 
-def in_short(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """The class of an error and the first line of its text, without torch's advice to run code."""
-    line = visible(str(error).strip().partition("\n")[0])
+    line = make_visible(str(error).strip().partition("\n")[0])
     if line.startswith("Weights only load failed"):
         line = "it holds objects beside weights, and code in them could run"
     return f"{type(error).__name__}: {line}"
@@ -317,7 +317,7 @@ def in_short(error: BaseException) -> str:
 _CORE = str(Path(__file__).parents[1])
 
 
-def place_of(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """` (bad.py:12)`: the innermost line of a package's own code, or else of a library, that an
     error passed through. Empty if it only passed through turnrl."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -328,7 +328,7 @@ def place_of(error: BaseException) -> str:
     return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in innermost)
 
 
-class Ended(RuntimeError):
+class HeldException(RuntimeError):
     """Holds an exception of a thread that a future cannot raise, such as a StopIteration, or that
     must end the run and not the event loop, such as a SystemExit.
 
@@ -355,6 +355,6 @@ def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
     except TurnRLError:
         raise
     except (Exception, SystemExit) as error:
-        cause = error.cause if isinstance(error, Ended) else error
+        cause = error.cause if isinstance(error, HeldException) else error
         name = type(cause).__name__
-        raise kind(f"{what} raised {name}: {cause}{place_of(cause)}. {advice}") from cause
+        raise kind(f"{what} raised {name}: {cause}{locate_error(cause)}. {advice}") from cause

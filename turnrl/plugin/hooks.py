@@ -31,7 +31,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import pluggy
 
-from turnrl.plugin.errors import PluginError, RecipeError, did_you_mean, in_short
+from turnrl.plugin.errors import PluginError, RecipeError, suggest_name, summarize_error
 
 GROUP = "turnrl"
 LOAD_VARIABLE = "TURNRL_LOAD_PLUGINS"
@@ -91,7 +91,7 @@ class Plugin:
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
-    def fault(self, problem: str, cause: BaseException | None = None) -> PluginError:
+    def error(self, problem: str, cause: BaseException | None = None) -> PluginError:
         """The error about a broken plugin, with its cause and the way to skip it."""
         why = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
         return PluginError(
@@ -99,7 +99,7 @@ class Plugin:
             f"comma-separated plugins to load, without {self.name!r}, to skip it."
         )
 
-    def returns(self, hook: str) -> tuple[Any, ...]:
+    def hook_results(self, hook: str) -> tuple[Any, ...]:
         """The values that it returns from a hook, references to classes and functions among them;
         empty if it does not implement the hook.
 
@@ -111,7 +111,7 @@ class Plugin:
         try:
             return tuple(function())
         except (Exception, SystemExit) as error:
-            raise self.fault(f"does not return a list from {hook}", error) from error
+            raise self.error(f"does not return a list from {hook}", error) from error
 
     def load(self, hook: str, item: object) -> Any:
         """Import what a reference from a hook means; any other value is what it is.
@@ -124,20 +124,20 @@ class Plugin:
             try:
                 loaded = pkgutil.resolve_name(item)
             except (Exception, SystemExit) as error:
-                raise self.fault(f"brings {item!r}, which cannot be imported", error) from error
+                raise self.error(f"brings {item!r}, which cannot be imported", error) from error
         if kind is None or (isinstance(loaded, type) and issubclass(loaded, kind)):
             return loaded
         advice = ""
         if inspect.isroutine(loaded):
             path = f"{loaded.__module__}.{loaded.__qualname__}"
             advice = f". Where a recipe may name a function, it names it by its path, {path}"
-        raise self.fault(
+        raise self.error(
             f"returned {loaded!r} from {hook}, which is not a subclass of {kind.__name__}{advice}"
         )
 
-    def brings(self, hook: str) -> tuple[Any, ...]:
+    def load_components(self, hook: str) -> tuple[Any, ...]:
         """Everything that it returns from a hook, imported; see `load`."""
-        return tuple(self.load(hook, item) for item in self.returns(hook))
+        return tuple(self.load(hook, item) for item in self.hook_results(hook))
 
 
 def _entry_points(faults: list[PluginError]) -> dict[str, importlib.metadata.EntryPoint]:
@@ -173,21 +173,21 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise plugin.fault("cannot be imported", error) from error
+        raise plugin.error("cannot be imported", error) from error
     # pluggy silently ignores hooks that are misspelt or unmarked
     named = {n: v for n, v in vars(module).items() if n.startswith("turnrl_") and callable(v)}
     for name, value in named.items():
         if name not in HOOKS:
-            hint = f"{did_you_mean(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
-            raise plugin.fault(f"defines {name!r}, which is not a hook of turnrl.{hint}")
+            hint = f"{suggest_name(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
+            raise plugin.error(f"defines {name!r}, which is not a hook of turnrl.{hint}")
         if not hasattr(value, f"{GROUP}_impl"):
-            raise plugin.fault(f"defines {name!r} without '@turnrl.hookimpl'")
+            raise plugin.error(f"defines {name!r} without '@turnrl.hookimpl'")
     try:
         plugin.manager.register(module, plugin.name)
         plugin.manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
         plugin.manager.unregister(name=plugin.name)
-        raise plugin.fault("does not fit turnrl's hooks", error) from error
+        raise plugin.error("does not fit turnrl's hooks", error) from error
     return plugin
 
 
@@ -207,8 +207,11 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
     if faults:
         raise faults[0]
     if name is not None:
-        return [_registered(manager, points[name])] if name in points else []
-    return [_core(manager), *(_registered(manager, point) for point in points.values())]
+        return [_register_entry_point(manager, points[name])] if name in points else []
+    return [
+        _register_core(manager),
+        *(_register_entry_point(manager, point) for point in points.values()),
+    ]
 
 
 def working_plugins(*hooks: str) -> tuple[list[Plugin], list[PluginError]]:
@@ -220,12 +223,12 @@ def working_plugins(*hooks: str) -> tuple[list[Plugin], list[PluginError]]:
     """
     faults: list[PluginError] = []
     manager, points = _manager(), _entry_points(faults)
-    working = [_core(manager)]
+    working = [_register_core(manager)]
     for point in points.values():
         try:
-            plugin = _registered(manager, point)
+            plugin = _register_entry_point(manager, point)
             for hook in hooks:
-                plugin.brings(hook)
+                plugin.load_components(hook)
         except PluginError as fault:
             faults.append(fault)
         else:
@@ -242,22 +245,24 @@ def _manager() -> pluggy.PluginManager:
     return manager
 
 
-def _core(manager: pluggy.PluginManager) -> Plugin:
+def _register_core(manager: pluggy.PluginManager) -> Plugin:
     version = importlib.metadata.version("turnrl")
     return _register(Plugin("core", "turnrl", version, manager), BUILTINS)
 
 
-def _registered(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> Plugin:
+def _register_entry_point(
+    manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint
+) -> Plugin:
     origin = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
     return _register(Plugin(point.name, *origin, manager), point.value)
 
 
-def contributed(hook: str) -> list[Any]:
+def collect_components(hook: str) -> list[Any]:
     """Everything that installed plugins return from a hook, in the plugins' order."""
-    return [thing for plugin in load_plugins() for thing in plugin.brings(hook)]
+    return [thing for plugin in load_plugins() for thing in plugin.load_components(hook)]
 
 
-def _offered(hook: str) -> dict[str, tuple[Plugin, object]]:
+def _index_components(hook: str) -> dict[str, tuple[Plugin, object]]:
     """The classes that installed plugins return from a hook, by short name, and their plugins.
     References are not imported.
 
@@ -266,7 +271,7 @@ def _offered(hook: str) -> dict[str, tuple[Plugin, object]]:
     """
     offered: dict[str, tuple[Plugin, object]] = {}
     for plugin in load_plugins():
-        for item in plugin.returns(hook):
+        for item in plugin.hook_results(hook):
             name = _path_of(item).rpartition(":")[2]
             _, first = offered.setdefault(name, (plugin, item))
             if _path_of(first) != _path_of(item):
@@ -284,7 +289,7 @@ def _path_of(item: object) -> str:
     return item if isinstance(item, str) else repr(item)
 
 
-def installed(hook: str) -> dict[str, type]:
+def load_classes(hook: str) -> dict[str, type]:
     """Import the classes that installed plugins return from a hook. They are returned by short
     name.
 
@@ -292,28 +297,30 @@ def installed(hook: str) -> dict[str, type]:
         PluginError: If a plugin returns something else, or two bring different classes with the
             same name.
     """
-    return {name: plugin.load(hook, item) for name, (plugin, item) in _offered(hook).items()}
+    return {
+        name: plugin.load(hook, item) for name, (plugin, item) in _index_components(hook).items()
+    }
 
 
-def installed_class(hook: str, name: str) -> type | None:
+def load_class(hook: str, name: str) -> type | None:
     """Import the class with this short name that a plugin returns from a hook, and no other; None
     if there is none."""
-    if (offer := _offered(hook).get(name)) is None:
+    if (offer := _index_components(hook).get(name)) is None:
         return None
     plugin, item = offer
     loaded: type = plugin.load(hook, item)
     return loaded
 
 
-def import_named(names: Collection[str]) -> None:
+def import_classes(names: Collection[str]) -> None:
     """Import the classes of installed plugins that have these short names. jsonargparse finds a
     short name only if its class is imported."""
     for hook in KINDS:
-        for name in _offered(hook).keys() & names:
-            installed_class(hook, name)
+        for name in _index_components(hook).keys() & names:
+            load_class(hook, name)
 
 
-def look_also_in(folder: Path, names: Iterable[str]) -> None:
+def add_module_folder(folder: Path, names: Iterable[str]) -> None:
     """Let Python look for modules in a folder, after all others, if it holds one of these and that
     one is not installed. A folder without such a module is not searched at all: a file in it may
     have the name of a module that some library tries to import.
@@ -333,7 +340,7 @@ def look_also_in(folder: Path, names: Iterable[str]) -> None:
                     return
 
 
-def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
+def import_object(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     """The function or class that a recipe or an option names. Its module may lie in the current
     folder.
 
@@ -351,16 +358,17 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
                 f"{setting} is {value!r}, which is not a path. Give the module too, such as "
                 f"my_module.{value or 'something'}."
             )
-        look_also_in(Path.cwd(), [module.partition(".")[0]])
+        add_module_folder(Path.cwd(), [module.partition(".")[0]])
         try:
             home = importlib.import_module(module)
         except Exception as error:
             raise RecipeError(
-                f"{setting} is {value!r}, which cannot be imported ({in_short(error)}). The module "
+                f"{setting} is {value!r}, which cannot be imported ({summarize_error(error)}). "
+                f"The module "
                 "has to be installed, or lie in the current folder."
             ) from error
         if not hasattr(home, attribute):
-            near = did_you_mean(attribute, vars(home)) or " Correct the name."
+            near = suggest_name(attribute, vars(home)) or " Correct the name."
             raise RecipeError(
                 f"{setting} is {value!r}, and the module {module} has no {attribute!r}.{near}"
             )
@@ -372,7 +380,7 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     return cast("Callable[..., _T]", target)
 
 
-def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], list[str]]:
+def make_lazy(package: str, file: str) -> tuple[Callable[[str], object], list[str]]:
     """The public names of a package that imports them on their first use, because listing plugins
     must not import torch. The package lists them where type checkers read them too:
 
@@ -415,14 +423,14 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     if not module and name not in known:
         if (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
             advice = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
-        raise LookupError(f"which is no installed {wanted}.{did_you_mean(name, known) or advice}")
+        raise LookupError(f"which is no installed {wanted}.{suggest_name(name, known) or advice}")
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
     except Exception as error:  # a module may do anything
-        near = did_you_mean(attribute, known) or advice
+        near = suggest_name(attribute, known) or advice
         if isinstance(error, ModuleNotFoundError) and error.name == module:
-            near = did_you_mean(module, [path.stem for path in Path().glob("*.py")]) or advice
-        raise LookupError(f"which cannot be imported ({in_short(error)}).{near}") from error
+            near = suggest_name(module, [path.stem for path in Path().glob("*.py")]) or advice
+        raise LookupError(f"which cannot be imported ({summarize_error(error)}).{near}") from error
     if not (isinstance(cls, type) and issubclass(cls, kinds)):
         raise LookupError(f"which does not extend {wanted}.{advice}")
     if lacks := ", ".join(sorted(getattr(cls, "__abstractmethods__", ()))):

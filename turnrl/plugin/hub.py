@@ -8,7 +8,7 @@ _logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def reach_hub() -> None:
+def check_hub() -> None:
     """Check once, before anything is requested from the Hugging Face hub, that it answers in 5 s.
 
     If not, `transformers` and `datasets` use only cached files. Otherwise they would retry every

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 from urllib.parse import urlsplit
 
 from turnrl.plugin.errors import WorldError
-from turnrl.plugin.text import say, visible
+from turnrl.plugin.text import make_visible, say
 
 if TYPE_CHECKING:
     import httpx2
@@ -70,7 +70,7 @@ def _seconds(header: str) -> float:
         return 0.0
 
 
-def raise_if_away(status: int, reason: str, headers: Mapping[str, str]) -> None:
+def raise_if_unavailable(status: int, reason: str, headers: Mapping[str, str]) -> None:
     """Raise `Unavailable` for an HTTP status that a later attempt may not get: the server's own
     faults, and requests to come back later.
 
@@ -94,7 +94,7 @@ def is_loopback(address: str) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 
 
-def strike(text: str, secrets: Iterable[str | None]) -> str:
+def redact(text: str, secrets: Iterable[str | None]) -> str:
     """`text` without the secrets; those that are not set (None or empty) are ignored."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
@@ -107,10 +107,10 @@ def short_reason(text: object, secrets: Iterable[str | None] = ()) -> str:
     line = " ".join(str(text).split())
     if not line and isinstance(text, BaseException):
         line = type(text).__name__
-    return strike(line, secrets)[:300]
+    return redact(line, secrets)[:300]
 
 
-def complaint(response: httpx2.Response) -> object:
+def error_message(response: httpx2.Response) -> object:
     """The clearest message in a server's error response."""
     faults = (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError)
     with contextlib.suppress(*faults):
@@ -123,7 +123,7 @@ def complaint(response: httpx2.Response) -> object:
     return response.text or response.headers.get("location", "")
 
 
-def pause_s(failures: int, fault: Unavailable) -> float:
+def retry_pause_s(failures: int, fault: Unavailable) -> float:
     """Seconds to wait before a retry: between half and all of 0.25, 0.5, 1, 2, 4, 8, 8 ... after 1,
     2, 3 ... failures in a row, or the `Retry-After` of the fault if that is longer."""
     return max(_backoff_s(failures) * random.uniform(0.5, 1.0), fault.retry_after_s)
@@ -137,10 +137,10 @@ def _backoff_s(failures: int) -> float:
 class Patience:
     """The state of a server, shared by all its callers, in several threads and event loops.
 
-    A request that fails is sent again (see `pause_s`). If it fails more than `retries` times while
-    nobody else gets an answer, the server counts as away for everybody. Then one request is sent at
-    a time, at intervals that grow to 2 s, until one is answered. After `patience_s` every waiting
-    caller gets the error; later callers start afresh.
+    A request that fails is sent again (see `retry_pause_s`). If it fails more than `retries` times
+    while nobody else gets an answer, the server counts as away for everybody. Then one request is
+    sent at a time, at intervals that grow to 2 s, until one is answered. After `patience_s` every
+    waiting caller gets the error; later callers start afresh.
 
     Args:
         name: The server's name in printed lines.
@@ -203,11 +203,11 @@ class Patience:
                     self._next_s = now + self._gap_s
             return min(max(0.0, ready_s - now), _LOOK_EVERY_S)
 
-    def _failed(self, request: Request, fault: Unavailable) -> None:
+    def _record_failure(self, request: Request, fault: Unavailable) -> None:
         with self._lock:
             now = time.monotonic()
             request._failures += 1
-            request._ready_s = now + pause_s(request._failures, fault)
+            request._ready_s = now + retry_pause_s(request._failures, fault)
             alone = self._answered_s < request._tried_s
             request._tried_s, request._in_vain = now, request._in_vain + 1 if alone else 0
             if self._away_since is None:
@@ -225,7 +225,7 @@ class Patience:
                     f"{self._patience_s:g} s at most{self._setting}"
                 )
 
-    def _answered(self) -> None:
+    def _record_answer(self) -> None:
         with self._lock:
             self._answered_s = time.monotonic()
             if self._announced and self._away_since is not None:
@@ -234,7 +234,7 @@ class Patience:
             self._away_since, self._announced = None, False
 
     def _print(self, news: str) -> None:
-        say(f"turnrl: {self._name} {visible(news)}", sys.stderr)
+        say(f"turnrl: {self._name} {make_visible(news)}", sys.stderr)
 
 
 @final
@@ -277,6 +277,6 @@ class Request:
         try:
             yield
         except Unavailable as fault:
-            self._patience._failed(self, fault)
+            self._patience._record_failure(self, fault)
         else:
-            self._patience._answered()
+            self._patience._record_answer()

@@ -53,7 +53,7 @@ def is_first_process() -> bool:
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[list[int]]:
+def interrupt_on_sigterm() -> Iterator[list[int]]:
     """Inside this block, SIGTERM raises a `KeyboardInterrupt` as Ctrl-C does.
 
     Python drops an exception in a finaliser or in the callback of a weak reference. So a timer

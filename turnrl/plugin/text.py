@@ -23,7 +23,7 @@ _COMMAND = re.compile(r"'turnrl [^'\n]*'")
 _CODE = re.compile("\x1b\\[[0-9;]*m")
 _NARROWEST, _USUAL = 40, 80
 Style = Literal["alarm", "bad", "good", "call", "dim", "strong"]
-"""The role of a text, for `painted`."""
+"""The role of a text, for `paint`."""
 _STYLES: Mapping[Style, str] = {
     "alarm": "1;33",
     "bad": "31",
@@ -52,21 +52,21 @@ _UNSEEN = re.compile(
 def is_blank(text: str) -> bool:
     """True if people see nothing of a text: it has only white space, control characters, marks and
     letters without ink."""
-    return not _seen(text)
+    return not _visible_kinds(text)
 
 
 def has_content(text: str) -> bool:
     """True if a text has a letter, a digit or a symbol that people can see, and not only white
     space, punctuation and marks."""
-    return bool(_seen(text) - {"P"})
+    return bool(_visible_kinds(text) - {"P"})
 
 
-def _seen(text: str) -> set[str]:
+def _visible_kinds(text: str) -> set[str]:
     """The kinds of characters that people see in a text: Letters, Numbers, Symbols, Punctuation."""
     return {unicodedata.category(c)[0] for c in text if not _UNSEEN.match(c)} & {*"LNSP"}
 
 
-def contained_answer(text: str, answers: Iterable[str]) -> str | None:
+def find_contained_answer(text: str, answers: Iterable[str]) -> str | None:
     """The longest accepted answer whose words occur in `text`, whole and in order, or None. So
     "art" does not occur in "Bonaparte".
 
@@ -119,22 +119,22 @@ def _longest_of(words: Sequence[str]) -> re.Pattern[str]:
     return re.compile(any_of([*dict.fromkeys(words)]))
 
 
-def labelled(label: str, text: str) -> str:
+def format_labelled(label: str, text: str) -> str:
     """A text of one or more lines after its label, in its own column."""
     return f"{label:11}" + text.replace("\n", "\n" + " " * 11)
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """A number and its noun, such as `1 run` or `1,024 runs`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def gigabytes(size: float) -> str:
+def format_gigabytes(size: float) -> str:
     """`5.63`, `47.1`: three digits, in units of 10^9 bytes."""
     return f"{size / 1e9:.2f}" if size < 9.995e9 else f"{size / 1e9:.1f}"
 
 
-def visible(text: str) -> str:
+def make_visible(text: str) -> str:
     r"""`text` for people to read, with escapes such as `\x1b` or `\u202e` for characters that act
     on a terminal or cannot be seen.
 
@@ -142,7 +142,7 @@ def visible(text: str) -> str:
     characters without width, and halves of surrogate pairs. All text of a policy, a tool, a server
     or a data set goes through this before it is printed.
     """
-    text = without_secrets(text)
+    text = redact_secrets(text)
     if text.isprintable():
         return text
     return "".join(
@@ -157,12 +157,12 @@ _secrets: dict[str, str] = {}
 """Values that no printed line shows, each with what stands in its place."""
 
 
-def keep_secret(value: str, name: str) -> None:
+def register_secret(value: str, name: str) -> None:
     """Show `${NAME}` from now on wherever a line for people to read would show a value."""
     _secrets[value] = "${" + name + "}"
 
 
-def without_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """`text` with the name of a variable in place of each secret value."""
     for value in sorted(_secrets, key=len, reverse=True):
         text = text.replace(value, _secrets[value])
@@ -179,12 +179,12 @@ def say(
     Args:
         text: The text.
         file: Where to print; None for the standard output.
-        indent: Indent of continued lines; see `fitted`.
-        style: The role of the text; see `painted`.
+        indent: Indent of continued lines; see `wrap_text`.
+        style: The role of the text; see `paint`.
     """
     stream = file or sys.stdout
-    shown = fitted(without_secrets(text), terminal_columns(stream), indent)
-    print(painted(shown, style, stream) if style else shown, file=stream, flush=True)
+    shown = wrap_text(redact_secrets(text), terminal_columns(stream), indent)
+    print(paint(shown, style, stream) if style else shown, file=stream, flush=True)
 
 
 @functools.cache
@@ -193,13 +193,13 @@ def say_once(text: str) -> None:
     say(text, sys.stderr)
 
 
-def painted(text: str, style: Style, file: TextIO | None = None) -> str:
+def paint(text: str, style: Style, file: TextIO | None = None) -> str:
     """A text in the colour of its role, if it goes to a terminal that shows colours.
 
     Nothing is coloured if `NO_COLOR` is set, or if the terminal is `dumb`.
 
     Args:
-        text: The text, which must not act on a terminal (`visible`).
+        text: The text, which must not act on a terminal (`make_visible`).
         style: alarm, bad, good, call, dim or strong.
         file: Where it goes; None for the standard output.
     """
@@ -220,7 +220,7 @@ def terminal_columns(stream: TextIO) -> int | None:
     return _USUAL
 
 
-def fitted(text: str, columns: int | None, indent: str = "  ") -> str:
+def wrap_text(text: str, columns: int | None, indent: str = "  ") -> str:
     """Wrap the lines of `text` that are too long, at words. Shorter lines stay as they are.
 
     A word that is longer than a line, such as a path, stays whole, and so does a command in quotes,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from turnrl.plugin.errors import RecipeError, in_short
+from turnrl.plugin.errors import RecipeError, summarize_error
 from turnrl.policy.compute import adapt_in_place
 from turnrl.policy.settings import Lora
 
@@ -55,7 +55,7 @@ def with_adapter(network: Any, lora: Lora) -> object:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
-        exclude_modules=_not_products(network) or None,
+        exclude_modules=_unsupported_layers(network) or None,
         task_type="CAUSAL_LM",
     )
     _refuse_unmatched(network, config)
@@ -77,7 +77,7 @@ def with_adapter(network: Any, lora: Lora) -> object:
     return network
 
 
-class Exported(NamedTuple):
+class ExportedAdapter(NamedTuple):
     """An adapter that lies in a folder.
 
     Args:
@@ -92,7 +92,7 @@ class Exported(NamedTuple):
     shape: dict[str, int]
 
 
-def read_adapter(folder: Path) -> Exported | None:
+def read_adapter(folder: Path) -> ExportedAdapter | None:
     """The adapter that was exported into a folder; None if it holds none.
 
     Raises:
@@ -106,7 +106,8 @@ def read_adapter(folder: Path) -> Exported | None:
         shape = {"r": config["r"], "alpha": config["lora_alpha"]}
     except (ValueError, KeyError, TypeError) as error:
         raise RecipeError(
-            f"{str(file)!r} is not the configuration of an adapter of peft ({in_short(error)}). "
+            f"{str(file)!r} is not the configuration of an adapter of peft "
+            f"({summarize_error(error)}). "
             "Copy the adapter's folder again, whole."
         ) from error
     odd = [key for key, value in config.items() if value and key not in _PLAIN]
@@ -122,16 +123,16 @@ def read_adapter(folder: Path) -> Exported | None:
             "model."
         )
     base = str(config.get("base_model_name_or_path"))
-    return Exported(base, config.get("revision"), shape)
+    return ExportedAdapter(base, config.get("revision"), shape)
 
 
-def _same(base: Tensor | None, weight: Tensor) -> bool:
+def _is_same_weight(base: Tensor | None, weight: Tensor) -> bool:
     if base is None or base.shape != weight.shape:
         return False
     return base.is_meta or torch.equal(base.cpu(), weight.to(base.dtype))
 
 
-def digest_of(folder: Path | None) -> str | None:
+def adapter_digest(folder: Path | None) -> str | None:
     """A digest of the weights of an exported adapter; None without one."""
     if folder is None:
         return None
@@ -139,7 +140,7 @@ def digest_of(folder: Path | None) -> str | None:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def take_adapter(network: nn.Module, folder: Path) -> None:
+def load_adapter_weights(network: nn.Module, folder: Path) -> None:
     """Load the weights of an exported adapter into a network's adapter.
 
     Raises:
@@ -152,13 +153,14 @@ def take_adapter(network: nn.Module, folder: Path) -> None:
         weights = load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # of safetensors, of pickle, or of the hub, if there is no file
         raise RecipeError(
-            f"the weights of the adapter in {str(folder)!r} cannot be read ({in_short(error)}). "
+            f"the weights of the adapter in {str(folder)!r} cannot be read "
+            f"({summarize_error(error)}). "
             "Copy its folder again, whole, adapter_model.safetensors included."
         ) from error
     own = network.state_dict()
     for name, weight in weights.items():
         # under an adapter of the embeddings or the head, peft saves their base as well
-        if ".lora_" not in name and not _same(own.get(name), weight):
+        if ".lora_" not in name and not _is_same_weight(own.get(name), weight):
             raise RecipeError(
                 f"the adapter in {str(folder)!r} also holds {name}, and the base has other weights "
                 "there. Merge it into its base, and set model.policy.model to the merged model."
@@ -180,10 +182,11 @@ def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
         RecipeError: If the weights do not fit the network's adapter.
     """
     try:
-        take_adapter(network, folder)
+        load_adapter_weights(network, folder)
     except RuntimeError as error:
         raise RecipeError(
-            f"the adapter in {str(folder)!r} does not fit model.policy.lora: {in_short(error)}. "
+            f"the adapter in {str(folder)!r} does not fit model.policy.lora: "
+            f"{summarize_error(error)}. "
             "Set model.policy.lora.target_modules as in its adapter_config.json."
         ) from error
     trained = (p for p in network.parameters() if p.requires_grad)
@@ -191,7 +194,7 @@ def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
 
 
 @contextlib.contextmanager
-def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+def exchange_weights(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     """A block in which parameters have other weights, written in place, because the parts of a
     divided policy are read from their storage. No gradient may be computed in it."""
     own = {parameter: parameter.detach().clone() for parameter in weights}
@@ -223,7 +226,7 @@ def _refuse_unmatched(network: nn.Module, config: Any) -> None:
             )
 
 
-def _not_products(network: nn.Module) -> list[str]:
+def _unsupported_layers(network: nn.Module) -> list[str]:
     """Names of linear layers of the model's own classes, such as routers, whose output is more than
     a product, so that no adapter can be added to it."""
     return [

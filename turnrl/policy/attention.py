@@ -49,7 +49,7 @@ AttentionInterface.register(_NAME, _attention)
 AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 
-def take_over(network: PreTrainedModel) -> bool:
+def override_attention(network: PreTrainedModel) -> bool:
     """Let the caller of a model's forward pass compute its attention. False if its code cannot do
     so."""
     network.set_attn_implementation(_NAME)

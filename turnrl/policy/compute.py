@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from turnrl.plugin.errors import RecipeError, in_short
-from turnrl.policy.device import of_the_device
+from turnrl.plugin.errors import RecipeError, summarize_error
+from turnrl.policy.device import is_device_error
 from turnrl.policy.sizes import copies_factors, padded_columns
 
 
@@ -110,7 +110,7 @@ class InOnePass(torch.autograd.Function):
 # ------------------------------------------------------------------------------------ adapters
 
 
-def side_by_side(wide: Tensor, narrow: Tensor) -> Tensor:
+def join_columns(wide: Tensor, narrow: Tensor) -> Tensor:
     """[wide, narrow, 0]: (M, K) and (M, r) beside each other in wide's precision, and zeros up to
     a multiple of 8 columns, which tensor cores need."""
     rows, columns = len(wide), wide.shape[1] + narrow.shape[1]
@@ -138,7 +138,7 @@ def joint_product(
     """
     (m, k), n = x.shape, len(weight)
     if copies_factors(m, k, n):
-        return nn.functional.linear(side_by_side(x, narrow), side_by_side(weight, up), bias)
+        return nn.functional.linear(join_columns(x, narrow), join_columns(weight, up), bias)
     out = wide_mm(x, weight.t()).addmm_(narrow.float(), up.float().t())
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
@@ -188,14 +188,14 @@ class _Adapted(torch.autograd.Function):
 def dense_weight(layer: nn.Module) -> Tensor:
     """(out, in), the weight of a linear layer, dequantised if it is in 4 bits."""
     weight = cast(Tensor, layer.weight)
-    if (state := _quantized(layer)) is None:
+    if (state := _quantization_state(layer)) is None:
         return weight.detach()
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(weight.data, state)
 
 
-def _quantized(layer: nn.Module) -> Any:
+def _quantization_state(layer: nn.Module) -> Any:
     """bitsandbytes' state of a layer in 4 bits, else None. Looked up by name, because importing
     bitsandbytes takes seconds, and a policy that is not quantised need not wait for it."""
     return getattr(layer.weight, "quant_state", None)
@@ -211,7 +211,7 @@ def adapt_in_place(network: nn.Module) -> None:
             vars(layer)["forward"] = AdaptedLayer(layer, name)
 
 
-def adapted_layers(network: nn.Module) -> "list[AdaptedLayer]":
+def find_adapted_layers(network: nn.Module) -> "list[AdaptedLayer]":
     """The layers of a network that `AdaptedLayer` computes."""
     forwards = (vars(part).get("forward") for part in network.modules())
     return [forward for forward in forwards if isinstance(forward, AdaptedLayer)]
@@ -254,7 +254,7 @@ class AdaptedLayer:
     def dense_bytes(self) -> int:
         """Memory of a `DenseLayer` of this layer."""
         columns = padded_columns(self.base.in_features + len(self.factors[0]))
-        state = _quantized(self.base)
+        state = _quantization_state(self.base)
         dtype = self.base.weight.dtype if state is None else state.dtype
         return int(dtype.itemsize * self.base.out_features * columns)
 
@@ -279,12 +279,12 @@ class DenseLayer:
 
     def __init__(self, layer: AdaptedLayer) -> None:
         self._bias = layer.base.bias
-        self.weight = side_by_side(dense_weight(layer.base), layer.scaled_up)
+        self.weight = join_columns(dense_weight(layer.base), layer.scaled_up)
         self._down = layer.factors[0].detach().to(self.weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.to(self.weight.dtype).flatten(0, -2)
-        joined = side_by_side(rows, rows @ self._down.t())
+        joined = join_columns(rows, rows @ self._down.t())
         out = nn.functional.linear(joined, self.weight, self._bias)
         return out.view(*x.shape[:-1], -1).to(x.dtype)
 
@@ -314,7 +314,7 @@ def fuse(
         return "none on this device"
     if importlib.util.find_spec("liger_kernel") is None:
         return "none (pip install '.[gpu]' in a clone of turnrl would bring them)"
-    ids = ordinary_ids(network).to(device)
+    ids = make_trial_ids(network).to(device)
 
     def logits() -> Tensor:
         if compute is not None:
@@ -330,20 +330,20 @@ def fuse(
             return f"none (Liger has none for {network.config.model_type})"
         # it warns about each chip vendor whose kernels are not installed
         logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
-        with torch.no_grad(), swapped_on_gpus(sys.modules[type(network).__module__]):
+        with torch.no_grad(), swap_on_gpus(sys.modules[type(network).__module__]):
             before = logits()
             apply_liger_kernel(network, options)
             after = logits()
-            if not (change := change_of(before, after)) < MOST_CHANGE:
+            if not (change := relative_change(before, after)) < MOST_CHANGE:
                 raise RecipeError(
                     f"Liger's kernels change the logits of {type(network).__name__} by "
                     f"{change:.0%} of their spread. Set model.policy.fused_kernels to false."
                 )
     except Exception as error:
-        if isinstance(error, RecipeError) or of_the_device(error):
+        if isinstance(error, RecipeError) or is_device_error(error):
             raise
         raise RecipeError(
-            f"Liger's kernels do not work here ({in_short(error)}). Set "
+            f"Liger's kernels do not work here ({summarize_error(error)}). Set "
             "model.policy.fused_kernels to false."
         ) from error
     return "Liger's"
@@ -354,12 +354,12 @@ MOST_CHANGE = 0.15
 wrong rotation more (0.35)."""
 
 
-def change_of(before: Tensor, after: Tensor) -> float:
+def relative_change(before: Tensor, after: Tensor) -> float:
     """The mean absolute change of logits, as a fraction of their standard deviation."""
     return float((after - before).abs().mean() / before.std())
 
 
-def ordinary_ids(network: PreTrainedModel) -> Tensor:
+def make_trial_ids(network: PreTrainedModel) -> Tensor:
     """Token ids to try a network with, (1, 32).
 
     They leave out the first sixteenth of the vocabulary. Control tokens are often there, and at
@@ -382,7 +382,7 @@ class _ByDevice:
 
 
 @contextlib.contextmanager
-def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
+def swap_on_gpus(architecture: ModuleType) -> Iterator[None]:
     """Keep swaps made in this block away from networks that are not on a GPU.
 
     Liger swaps names in an architecture's module as well as parts of one network, so the next
@@ -404,12 +404,12 @@ def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
         vars(architecture).update(before)
 
 
-def blocks_of(network: nn.Module) -> list[Any]:
+def decoder_layers(network: nn.Module) -> list[Any]:
     """The layers of a network, in order, whatever its code calls them."""
     return [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
-def recompute(network: nn.Module, layers: bool | int) -> None:
+def checkpoint_activations(network: nn.Module, layers: bool | int) -> None:
     """Recompute the activations of the first `layers` decoder layers in the backward pass; True for
     all layers, False for none.
 
@@ -418,7 +418,7 @@ def recompute(network: nn.Module, layers: bool | int) -> None:
     Raises:
         RecipeError: If none of the network's layers can be recomputed.
     """
-    blocks = blocks_of(network)
+    blocks = decoder_layers(network)
     if layers and not blocks:
         raise RecipeError(
             "model.policy.gradient_checkpointing is on, and this model has no layers that "

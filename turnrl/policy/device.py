@@ -3,7 +3,7 @@
 import torch
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """True for an out-of-memory error, on a device or on the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -23,14 +23,14 @@ _DEVICE_WORDS = (
 launcher."""
 
 
-def of_the_device(error: BaseException) -> bool:
+def is_device_error(error: BaseException) -> bool:
     """True for an error of memory, of a GPU, or of tensors on two devices.
 
     Such an error says nothing about the thing that was tried, so a check that tries something must
     raise it: tensors on two devices are a bug in turnrl, and memory that runs out in a check would
     run out in the run.
     """
-    if out_of_memory(error):
+    if is_out_of_memory(error):
         return True
     if isinstance(error, torch.AcceleratorError):
         # only errors that a device reports have a code

@@ -16,16 +16,16 @@ from transformers.utils.hub import cached_file
 
 from turnrl.agent.chat import DECLARED_ENDS
 from turnrl.agent.templates import read_template
-from turnrl.plugin.errors import RecipeError, did_you_mean, in_short
-from turnrl.plugin.hub import reach_hub
-from turnrl.plugin.text import counted
+from turnrl.plugin.errors import RecipeError, suggest_name, summarize_error
+from turnrl.plugin.hub import check_hub
+from turnrl.plugin.text import format_count
 from turnrl.policy.adapter import read_adapter
-from turnrl.policy.device import of_the_device
+from turnrl.policy.device import is_device_error
 
 PACKAGE_PREFIX = "package://"
 
 
-def locate(model: str) -> str:
+def locate_model(model: str) -> str:
     """The folder or hub name that transformers loads a model from.
 
     Args:
@@ -51,7 +51,7 @@ def locate(model: str) -> str:
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise RecipeError(
-            f"no model folder at {model!r}.{did_you_mean(path.name, there)} Set "
+            f"no model folder at {model!r}.{suggest_name(path.name, there)} Set "
             "model.policy.model to a folder with config.json, or to a hub name such as "
             "'Qwen/Qwen2.5-7B'."
         )
@@ -88,7 +88,7 @@ def refuse_other_kind(folder: Path, adapter: bool) -> None:
         raise RecipeError(f"{str(folder)!r} holds {held}. Choose another folder.")
 
 
-def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) -> Origin:
+def find_origin(model: str, revision: str | None, shape: dict[str, int] | None) -> Origin:
     """The base and the adapter that a recipe's `policy.model` means.
 
     Args:
@@ -99,7 +99,7 @@ def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) ->
         RecipeError: If there is no such folder, an adapter's base is not where it says, or the
             adapter is of another shape.
     """
-    folder = Path(locate(model))
+    folder = Path(locate_model(model))
     if (adapter := read_adapter(folder)) is None:
         return Origin(model, revision)
     if (folder / "config.json").is_file():
@@ -111,7 +111,7 @@ def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) ->
     if "://" not in base and beside.is_dir():
         base = str(beside.resolve())
     try:
-        locate(base)
+        locate_model(base)
     except RecipeError as error:
         raise RecipeError(
             f"model.policy.model {model!r} is an adapter of {adapter.base!r}, which is not there. "
@@ -142,19 +142,19 @@ def load_part(kind: str, model: str, revision: str | None, **options: object) ->
     Raises:
         RecipeError: If it cannot be loaded.
     """
-    folder = locate(model)
+    folder = locate_model(model)
     if not Path(folder).is_dir():
-        reach_hub()
+        check_hub()
     try:
         auto = getattr(transformers, kind)
         options["trust_remote_code"] = False  # by default, transformers asks whether to run it
         return auto.from_pretrained(folder, revision=revision, **options)
     except Exception as error:  # a folder that somebody brings may be broken in any way
-        if of_the_device(error):
+        if is_device_error(error):
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
         if cause.startswith("Weights only load failed"):
-            cause = f"{in_short(error)}."
+            cause = f"{summarize_error(error)}."
         if "trust_remote_code" in cause:
             raise RecipeError(
                 f"model.policy.model {model!r} brings its own code (auto_map in its config.json), "
@@ -192,7 +192,7 @@ def load_network(
     options = dict(plain)
     if four_bit or device.type != "cpu":
         options["device_map"] = {"": device}
-    if four_bit and quantization_of(config) is None:
+    if four_bit and detect_quantization(config) is None:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -200,11 +200,11 @@ def load_network(
             bnb_4bit_compute_dtype=dtype,
         )
         # a model that is quantised while it loads does not notice other shapes
-        load_whole(origin.model, origin.revision, **plain, device_map={"": "meta"})
-    return load_whole(origin.model, origin.revision, **options)
+        load_language_model(origin.model, origin.revision, **plain, device_map={"": "meta"})
+    return load_language_model(origin.model, origin.revision, **options)
 
 
-def load_whole(model: str, revision: str | None, **options: object) -> Any:
+def load_language_model(model: str, revision: str | None, **options: object) -> Any:
     """Load a language model; see `load_part`. Its weights are all in its files.
 
     Raises:
@@ -220,9 +220,15 @@ def load_whole(model: str, revision: str | None, **options: object) -> Any:
     other = [f"{n} {[*saved]} instead of {[*own]}" for n, saved, own in names["mismatched_keys"]]
     missing, unused = sorted(names["missing_keys"]), sorted(names["unexpected_keys"])
     if missing or other:
-        lacks = f"lacks {counted(len(missing), 'tensor')} ({_first(missing)})" if missing else ""
-        shapes = f"has other shapes than its config.json says ({_first(sorted(other))})"
-        holds = f" It holds others that the architecture has no place for ({_first(unused)})."
+        lacks = (
+            f"lacks {format_count(len(missing), 'tensor')} ({_format_first(missing)})"
+            if missing
+            else ""
+        )
+        shapes = f"has other shapes than its config.json says ({_format_first(sorted(other))})"
+        holds = (
+            f" It holds others that the architecture has no place for ({_format_first(unused)})."
+        )
         raise RecipeError(
             f"model.policy.model {model!r} {lacks or shapes}, so these weights would be random."
             f"{holds if unused else ''} Copy its folder again, whole, or correct the names in its "
@@ -231,7 +237,7 @@ def load_whole(model: str, revision: str | None, **options: object) -> Any:
     return network
 
 
-def _first(names: Sequence[str], most: int = 3) -> str:
+def _format_first(names: Sequence[str], most: int = 3) -> str:
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{rest}"
 
@@ -257,18 +263,18 @@ def load_tokenizer(
             f"the tokenizer of model.policy.model {model!r} makes no tokens of a text: its "
             "vocabulary is missing. Copy the whole folder, tokenizer.json included."
         )
-    ends = [token for token in _declared_ends(origin) if token < len(tokenizer)]
+    ends = [token for token in _read_end_tokens(origin) if token < len(tokenizer)]
     setattr(tokenizer, DECLARED_ENDS, tuple(ends))
     return tokenizer
 
 
-def _declared_ends(origin: Origin) -> set[int]:
+def _read_end_tokens(origin: Origin) -> set[int]:
     """The tokens that end a text by the model's own `generation_config.json` and `config.json`.
     Inference servers read both."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # has none, or is broken
-            file = cached_file(locate(origin.model), name, revision=origin.revision)
+            file = cached_file(locate_model(origin.model), name, revision=origin.revision)
             settings = json.loads(Path(str(file)).read_text(encoding="utf-8"))
             for part in (settings, settings.get("text_config") or {}):
                 declared = part.get("eos_token_id")
@@ -293,7 +299,7 @@ def load_config(model: str, revision: str | None) -> transformers.PretrainedConf
     return config
 
 
-def quantization_of(config: transformers.PretrainedConfig) -> str | None:
+def detect_quantization(config: transformers.PretrainedConfig) -> str | None:
     """The method by which a model's weights on disk are quantised: `nf4`, `gptq`, ...; None if they
     are not."""
     found = getattr(config, "quantization_config", None)
@@ -317,7 +323,7 @@ def check_quantization(
     Raises:
         RecipeError: Naming the method.
     """
-    method = quantization_of(config)
+    method = detect_quantization(config)
     if method is not None and (not adapter or wanted not in ("none", method)):
         raise RecipeError(
             f"model.policy.model {model!r} is quantised on disk ({method}), so its weights can "

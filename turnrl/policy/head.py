@@ -31,7 +31,7 @@ class ValueHead(nn.Linear):
         return self(nn.functional.rms_norm(states.float(), width) / width[0])[:, 0]  # type: ignore[no-any-return]
 
 
-def chosen_logprobs(
+def token_logprobs(
     states: Tensor,
     targets: Tensor,
     logits: Callable[[Tensor], Tensor],

@@ -178,7 +178,7 @@ def forward_passes(
         budget: The most tokens of a forward pass, padding included. Sequences that share much are
             gathered in full by attention, so together they have at most four times as many.
         share: Read shared prefixes once; see `lay_out`.
-        kernel: Lay them out for a kernel that takes any length; see `takes_ragged`.
+        kernel: Lay them out for a kernel that takes any length; see `supports_ragged`.
         owners: A number for each sequence; those with the same number come in the same forward
             pass, side by side. None if each stands alone.
     """
@@ -188,13 +188,17 @@ def forward_passes(
         owned.setdefault(owner, []).append(i)
     together = [*owned.values()]
     firsts = [ids[own[0]] for own in together]
-    order = _alike(firsts) if share else sorted(range(len(firsts)), key=lambda n: len(firsts[n]))
+    order = (
+        _sort_by_prefix(firsts)
+        if share
+        else sorted(range(len(firsts)), key=lambda n: len(firsts[n]))
+    )
 
     def tokens_of(numbers: Sequence[int]) -> int:
         """Tokens of a forward pass over these sequences, in this order."""
         if not share:
             return len(numbers) * max(len(ids[i]) for i in numbers)
-        shared = (_common(ids[a], ids[b]) for a, b in itertools.pairwise(numbers))
+        shared = (_common_prefix(ids[a], ids[b]) for a, b in itertools.pairwise(numbers))
         return sum(len(ids[i]) for i in numbers) - sum(shared)
 
     batch: list[int] = []
@@ -213,7 +217,7 @@ def forward_passes(
         yield batch, lay_out([rows[j] for j in batch], share, kernel)
 
 
-def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
+def supports_ragged(device: torch.device, dtype: torch.dtype) -> bool:
     """True if the kernel for sequences of any length supports this device and type."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
@@ -232,7 +236,7 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
     segments: list[_Segment] = []
     mask: Tensor | None = None
     if share:
-        indices, segments = _shared(ids)
+        indices, segments = _find_shared_prefixes(ids)
         laid = torch.zeros(2, 1, sum(len(path) - seen for seen, path in segments)).long()
         for sequence, at in zip(ids, indices, strict=True):
             laid[:, 0, at] = torch.from_numpy(np.stack([sequence, np.arange(len(sequence))]))
@@ -253,7 +257,7 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
         pairs.append(at[wanted - 1] << 32 | sequence[wanted])  # token ids are less than 2**32
     pair, number = np.unique(np.concatenate(pairs), return_inverse=True)
     before, targets = torch.from_numpy(pair >> 32), torch.from_numpy(pair & (2**32 - 1))
-    batches, order = _batched(segments)
+    batches, order = _batch_segments(segments)
     return Layout(
         input_ids=laid[0],
         position_ids=laid[1],
@@ -263,7 +267,7 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
         wanted=torch.from_numpy(number),
         segments=batches,
         order=order,
-        ragged=_ragged(segments) if share and kernel else None,
+        ragged=_make_ragged(segments) if share and kernel else None,
     )
 
 
@@ -271,12 +275,14 @@ _Segment = tuple[int, np.ndarray]
 """Number of tokens that a segment sees before its own, and the flat indices of all that it sees."""
 
 
-def _shared(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[_Segment]]:
+def _find_shared_prefixes(
+    sequences: Sequence[np.ndarray],
+) -> tuple[list[np.ndarray], list[_Segment]]:
     """The flat indices of each sequence's tokens, and the segments that hold them."""
     last = path = np.empty(0, np.int64)
     indices, segments, laid = [path] * len(sequences), [], 0
-    for i in _alike(sequences):
-        seen, last = _common(last, sequences[i]), sequences[i]
+    for i in _sort_by_prefix(sequences):
+        seen, last = _common_prefix(last, sequences[i]), sequences[i]
         own = np.arange(laid, laid + len(last) - seen)
         indices[i] = path = np.concatenate([path[:seen], own])
         laid += len(own)
@@ -285,20 +291,20 @@ def _shared(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[_Se
     return indices, segments
 
 
-def _alike(sequences: Sequence[np.ndarray]) -> list[int]:
+def _sort_by_prefix(sequences: Sequence[np.ndarray]) -> list[int]:
     """Numbers of the sequences, sorted so that sequences with long shared prefixes are
     neighbours."""
     return sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
 
 
-def _common(first: np.ndarray, second: np.ndarray) -> int:
+def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
     """Length of the prefix that two sequences share."""
     size = min(len(first), len(second))
     differ = np.flatnonzero(first[:size] != second[:size])
     return int(differ[0]) if len(differ) else size
 
 
-def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
+def _batch_segments(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
     """The segments in batches of similar size, and the `order` of a `Layout`."""
     sizes = [(len(path) - seen, len(path)) for seen, path in segments]
     batches: list[list[int]] = []
@@ -326,7 +332,7 @@ def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
     return padded, order
 
 
-def _ragged(segments: Sequence[_Segment]) -> Ragged:
+def _make_ragged(segments: Sequence[_Segment]) -> Ragged:
     own = [len(path) - seen for seen, path in segments]
     reach = [len(path) for _, path in segments]
     begins = [np.concatenate([[0], np.cumsum(size)]).astype(np.int32) for size in (own, reach)]

@@ -9,21 +9,21 @@ import torch
 import transformers
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.policy.adapter import digest_of
+from turnrl.policy.adapter import adapter_digest
 from turnrl.policy.files import (
     Origin,
     check_quantization,
+    detect_quantization,
+    find_origin,
     fingerprint,
     load_config,
     load_network,
     load_tokenizer,
-    locate,
-    origin_of,
-    quantization_of,
+    locate_model,
     refuse_other_kind,
 )
 from turnrl.policy.settings import Policy
-from turnrl.policy.sizes import sizes_of
+from turnrl.policy.sizes import read_sizes
 
 
 @final
@@ -50,12 +50,12 @@ class ModelFiles:
             RecipeError: If there is no such folder, or the adapter is of another shape than `lora`.
         """
         shape = None if self.lora is None else self.lora.shape
-        return origin_of(self.settings.model, self.settings.revision, shape)
+        return find_origin(self.settings.model, self.settings.revision, shape)
 
     @cached_property
     def folder(self) -> str:
         """Where transformers loads the base from: a folder or a hub name."""
-        return locate(self.origin.model)
+        return locate_model(self.origin.model)
 
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
@@ -83,7 +83,7 @@ class ModelFiles:
             **{name: getattr(self.config, name) for name in shape},
             "lora": self.lora and self.lora.shape,
             "weights": fingerprint(self.folder, self.origin.revision),
-            "starting adapter": digest_of(self.origin.adapter),
+            "starting adapter": adapter_digest(self.origin.adapter),
         }
 
     @property
@@ -91,7 +91,7 @@ class ModelFiles:
         """The method by which the base's weights are quantised, on disk or by the recipe; None if
         they are not."""
         wanted = self.settings.quantization
-        return quantization_of(self.config) if wanted == "none" else wanted
+        return detect_quantization(self.config) if wanted == "none" else wanted
 
     def check(self, tokens: int) -> None:
         """Find what cannot work, before any weights are loaded.
@@ -102,7 +102,7 @@ class ModelFiles:
             RecipeError: If the model has too few positions, or is quantised and to be trained
                 whole.
         """
-        model, limit = self.settings.model, sizes_of(self.config).positions
+        model, limit = self.settings.model, read_sizes(self.config).positions
         if limit is not None and tokens > limit:
             raise RecipeError(
                 f"model.rollout.max_tokens is {tokens}, and {model!r} has positions for "

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from turnrl.plugin.errors import DeviceMemoryError
-from turnrl.policy.device import out_of_memory
+from turnrl.policy.device import is_out_of_memory
 from turnrl.policy.sizes import ALLOCATOR
 
 _LOWERS = {
@@ -59,7 +59,7 @@ class Memory:
         try:
             yield
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             planned, setting = self.planned.get(name, (None, setting or _LOWERS[name]))
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"

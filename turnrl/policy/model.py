@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.policy.adapter import exchanged, start_adapter, with_adapter
-from turnrl.policy.attention import no_mask, take_over
-from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
-from turnrl.policy.divided import UnevenPasses, divide, part_of, whole, whole_state
+from turnrl.policy.adapter import exchange_weights, start_adapter, with_adapter
+from turnrl.policy.attention import no_mask, override_attention
+from turnrl.policy.compute import checkpoint_activations, decoder_layers, fuse, head_logits
 from turnrl.policy.export import exchange_trained, write_network
-from turnrl.policy.head import ValueHead, chosen_logprobs
+from turnrl.policy.head import ValueHead, token_logprobs
 from turnrl.policy.layout import ForwardPass, Layout, forward_passes
 from turnrl.policy.loading import ModelFiles
 from turnrl.policy.settings import Policy
-from turnrl.policy.trials import Way, check_head, choose_way
+from turnrl.policy.sharding import UnevenPasses, gather_full, gather_full_state, local_part, shard
+from turnrl.policy.trials import ForwardMethod, check_head, choose_method
 from turnrl.types import Attend, Critic, TokenRow, TokenScores
 
 
@@ -54,9 +54,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.settings, self.lora, self.critic = settings, settings.lora, critic
         self.files = ModelFiles(settings, tokenizer)
-        self.way = Way(settings.share_prefixes, False, "not tried out before it is loaded")
+        self.way = ForwardMethod(
+            settings.share_prefixes, False, "not tried out before it is loaded"
+        )
         """The way it reads token sequences, chosen when it is loaded."""
-        self.in_force: dict[str, str] = {}
+        self.active_choices: dict[str, str] = {}
         """The choices made when it was loaded, for people to read."""
         self.value_head: ValueHead | None = None
         self.network: transformers.PreTrainedModel | None = None
@@ -94,23 +96,23 @@ class LanguageModel(nn.Module):
         Raises:
             RecipeError: If the network has no layers to divide.
         """
-        if not (layers := blocks_of(self.base)):
+        if not (layers := decoder_layers(self.base)):
             raise RecipeError(
                 f"trainer.strategy is fsdp2, and {type(self.base).__name__} has no layers that "
                 "transformers marks as such, which it divides. Take ddp."
             )
         began = {name: self._start.get(p) for name, p in self.trainable_parameters().items()}
-        divide(self, layers, mesh, "next_logits", "both_logits")
+        shard(self, layers, mesh, "next_logits", "compare_logits")
         parameters = self.trainable_parameters()
         self._start = {
-            parameters[name]: part_of(weights, parameters[name])
+            parameters[name]: local_part(weights, parameters[name])
             for name, weights in began.items()
             if weights is not None
         }
         self._uneven = UnevenPasses(mesh, self._idle)
 
     @property
-    def divided(self) -> bool:
+    def is_sharded(self) -> bool:
         """True if this process has only a part of each weight."""
         return self._uneven is not None
 
@@ -122,7 +124,7 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def _idle(self) -> None:
         _, layout = next(self.forward_passes([([0, 0], [False, True])]))
-        with self.evaluating():
+        with self.eval_mode():
             self(move_data_to_device(layout, self.device))
 
     def load(
@@ -162,16 +164,16 @@ class LanguageModel(nn.Module):
         self._mixed = self.lora is None and dtype != torch.float32
         # what is divided is divided on the host
         network: Any = self.files.load(torch.device("cpu") if divided else device, self._mixed)
-        self._attends = take_over(network)
-        self.in_force = {"attention while learning": "", "fused kernels": "none"}
+        self._attends = override_attention(network)
+        self.active_choices = {"attention while learning": "", "fused kernels": "none"}
         if self.settings.fused_kernels and not divided:
-            self.in_force["fused kernels"] = fuse(network, device)
+            self.active_choices["fused kernels"] = fuse(network, device)
         if self.lora is not None:
             network = with_adapter(network, self.lora)
             if self.files.origin.adapter is not None:
                 self._start = start_adapter(network, self.files.origin.adapter)
         if self.settings.gradient_checkpointing:
-            recompute(network, self.settings.gradient_checkpointing)
+            checkpoint_activations(network, self.settings.gradient_checkpointing)
         self.network = network
         _ = self.files.identity  # of the files that these weights come from
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
@@ -179,14 +181,14 @@ class LanguageModel(nn.Module):
     def _choose_ways(self, device: torch.device) -> None:
         """Try the network out where it is, and choose how to compute."""
         # with dropout, the output of a trained adapter would look wrong
-        with self.evaluating():
-            for layer in blocks_of(self.base) if self.divided else ():
+        with self.eval_mode():
+            for layer in decoder_layers(self.base) if self.is_sharded else ():
                 layer.training = True  # or layers are not recomputed, and keep what they cast
-            if self.settings.fused_kernels and self.divided:
-                self.in_force["fused kernels"] = fuse(self.base, device, self.both_logits)
+            if self.settings.fused_kernels and self.is_sharded:
+                self.active_choices["fused kernels"] = fuse(self.base, device, self.compare_logits)
             check_head(self)
-            self.way = choose_way(self)
-        self.in_force["attention while learning"] = self.way.text
+            self.way = choose_method(self)
+        self.active_choices["attention while learning"] = self.way.text
 
     @property
     def base(self) -> Any:
@@ -213,7 +215,9 @@ class LanguageModel(nn.Module):
             return contextlib.nullcontext()
         # the cache would keep the cast weights of all layers during a forward pass, for which a
         # divided policy has no room; a forward pass uses each weight once anyway
-        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=not self.divided)
+        return torch.autocast(
+            self.device.type, self.compute_dtype, cache_enabled=not self.is_sharded
+        )
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -264,7 +268,7 @@ class LanguageModel(nn.Module):
         return logits.view(*hidden.shape[:-1], -1)
 
     @torch.no_grad()
-    def both_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def compare_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of texts, (B, T) -> (B, T, V), computed twice: by the model's own code, and by
         `logits`."""
         with self.precision():
@@ -283,7 +287,7 @@ class LanguageModel(nn.Module):
         return forward_passes(rows, budget or self.budget, self.way.share, self.way.kernel, owners)
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def eval_mode(self) -> Iterator[None]:
         """A block in eval mode; afterwards each part is back in the mode that it had."""
         modes = [(part, part.training) for part in self.modules()]
         self.eval()
@@ -293,7 +297,7 @@ class LanguageModel(nn.Module):
             for part, training in modes:
                 part.training = training
 
-    def score(
+    def score_with_grad(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
         """Scores of token sequences that carry the gradient to the trained weights, on the
@@ -320,12 +324,12 @@ class LanguageModel(nn.Module):
         return [scores[i] for i in range(len(rows))]
 
     @torch.no_grad()
-    def read(
+    def score_tokens(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
         """The scores of `score` without a gradient, in eval mode and on the CPU."""
-        with self.uneven_passes(), self.evaluating():
-            scores = self.score(rows, budget, temperature)
+        with self.uneven_passes(), self.eval_mode():
+            scores = self.score_with_grad(rows, budget, temperature)
         return [TokenScores(*(part.cpu() for part in parts)) for parts in scores]
 
     @torch.no_grad()
@@ -334,7 +338,7 @@ class LanguageModel(nn.Module):
         read = torch.tensor([[*ids]], device=self.device)
         if self._uneven is not None:
             self._uneven.announce()
-        with self.evaluating():
+        with self.eval_mode():
             hidden = self.hidden(read, None, torch.arange(len(ids)).to(read)[None])
             return self.logits(hidden)[0].float().cpu()
 
@@ -357,7 +361,7 @@ class LanguageModel(nn.Module):
             seen = states if self.critic.trains_policy else states.detach()
             values = self.value_head.values(seen)
         head = self.base.get_output_embeddings()
-        chosen, entropy = chosen_logprobs(states, targets, self.logits, head, temperature)
+        chosen, entropy = token_logprobs(states, targets, self.logits, head, temperature)
         return TokenScores(*(part[layout.wanted] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:
@@ -371,19 +375,19 @@ class LanguageModel(nn.Module):
                 "one. Take ddp, or let model.policy.model be the base alone."
             )
         if self._start:
-            return self._as_it_began()
+            return self._as_initial()
         return cast(AbstractContextManager[None], cast(Any, self.network).disable_adapter())
 
     @contextlib.contextmanager
-    def _as_it_began(self) -> Iterator[None]:
+    def _as_initial(self) -> Iterator[None]:
         """A block in which the adapter is as training began with it, without its dropout."""
-        with self.evaluating(), exchanged(self._start):
+        with self.eval_mode(), exchange_weights(self._start):
             yield
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The trained weights by name, for a checkpoint. If processes share a divided policy, all
         of them have to call this, and the weights are whole in the first one."""
-        return whole({name: p.detach() for name, p in self.trainable_parameters().items()})
+        return gather_full({name: p.detach() for name, p in self.trainable_parameters().items()})
 
     def parameter_groups(self) -> list[Any]:
         """The trained parameters for an optimiser, and the critic's head, if there is one, with
@@ -417,7 +421,7 @@ class LanguageModel(nn.Module):
         assert self.network is not None, "LanguageModel.load() comes first"
         folder = Path(folder)
         self.files.refuse_as_target(folder)
-        state = self.network_state() if self.divided else None
+        state = self.network_state() if self.is_sharded else None
         if weights is not None:
             state = exchange_trained(self.network, self.trainable_parameters(), weights, state)
         if self.writes:
@@ -429,7 +433,7 @@ class LanguageModel(nn.Module):
         """The network's weights by name, or its adapter's. If processes share a divided policy, all
         of them have to call this, and the weights are whole in the first one."""
         assert self.network is not None, "LanguageModel.load() comes first"
-        return whole_state(self.network, trained_alone=self.lora is not None)
+        return gather_full_state(self.network, trained_alone=self.lora is not None)
 
     @property
     def writes(self) -> bool:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal, final
 from turnrl.plugin.errors import (
     ArgumentTypeError,
     RecipeError,
-    at_least,
+    check_at_least,
+    check_instance,
     check_numbers,
-    instance_of,
-    kind_of,
-    one_of,
-    within,
+    check_one_of,
+    check_within,
+    describe_value,
 )
 from turnrl.policy.sizes import MINIBATCH_TOKENS
 
@@ -42,9 +42,9 @@ class Lora:
     target_modules: str | list[str] = "all-linear"
 
     def __post_init__(self) -> None:
-        at_least(1, "model.policy.lora.", self, "r", whole=True, optional=False)
-        at_least(0, "model.policy.lora.", self, "alpha", optional=False)
-        within(0, 1, "model.policy.lora.", self, "dropout")
+        check_at_least(1, "model.policy.lora.", self, "r", whole=True, optional=False)
+        check_at_least(0, "model.policy.lora.", self, "alpha", optional=False)
+        check_within(0, 1, "model.policy.lora.", self, "dropout")
 
     @property
     def shape(self) -> dict[str, int]:
@@ -100,19 +100,19 @@ class Policy:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str):
             advice = "Give a text: the path of a folder, or a hub name such as 'Qwen/Qwen2.5-7B'."
-            raise ArgumentTypeError(f"model.policy.model is {kind_of(self.model)}. {advice}")
+            raise ArgumentTypeError(f"model.policy.model is {describe_value(self.model)}. {advice}")
         if self.lora is not None:
-            instance_of(Lora, "lora", self.lora)
+            check_instance(Lora, "lora", self.lora)
         if self.quantization == "nf4" and self.lora is None:
             raise RecipeError(
                 "model.policy.quantization is 'nf4', whose weights cannot be trained. Add "
                 "model.policy.lora (an empty mapping means its defaults), or set it to 'none'."
             )
-        one_of(("nf4", "none"), "model.policy.", self, "quantization")
-        one_of(("auto", "float32", "bfloat16"), "model.policy.", self, "dtype")
+        check_one_of(("nf4", "none"), "model.policy.", self, "quantization")
+        check_one_of(("auto", "float32", "bfloat16"), "model.policy.", self, "dtype")
         if not isinstance(self.gradient_checkpointing, bool):
             check_numbers("model.policy.", self, "gradient_checkpointing", whole=True)
-        at_least(1, "model.policy.", self, "minibatch_tokens", whole=True)
+        check_at_least(1, "model.policy.", self, "minibatch_tokens", whole=True)
 
     @property
     def budget(self) -> int:

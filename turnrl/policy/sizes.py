@@ -80,7 +80,7 @@ class ModelSizes:
     shares_keys: bool
 
 
-def sizes_of(config: PretrainedConfig) -> ModelSizes:
+def read_sizes(config: PretrainedConfig) -> ModelSizes:
     """Read a configuration by attribute names: transformers' configurations agree on these names
     but share no class that declares them. Nothing else in turnrl reads them this way."""
     text = config.get_text_config()

@@ -10,23 +10,23 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig
 
-from turnrl.plugin.errors import RecipeError, in_short
-from turnrl.policy.device import of_the_device
-from turnrl.policy.layout import ForwardPass, Layout, lay_out, takes_ragged
+from turnrl.plugin.errors import RecipeError, summarize_error
+from turnrl.policy.device import is_device_error
+from turnrl.policy.layout import ForwardPass, Layout, lay_out, supports_ragged
 from turnrl.policy.settings import Policy
-from turnrl.policy.sizes import sizes_of
+from turnrl.policy.sizes import read_sizes
 from turnrl.types import TokenRow, TokenScores
 
 _logger = logging.getLogger(__name__)
 
 
-class Tried(Protocol):
+class TrialModel(Protocol):
     """The part of a loaded `LanguageModel` that a trial needs."""
 
     settings: Policy
 
     @property
-    def divided(self) -> bool: ...
+    def is_sharded(self) -> bool: ...
     @property
     def base(self) -> Any: ...
     @property
@@ -35,7 +35,7 @@ class Tried(Protocol):
     def device(self) -> torch.device: ...
     @property
     def compute_dtype(self) -> torch.dtype: ...
-    def both_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]: ...
+    def compare_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]: ...
     def forward_passes(
         self, rows: Sequence[TokenRow], budget: int | None
     ) -> Iterator[ForwardPass]: ...
@@ -44,7 +44,7 @@ class Tried(Protocol):
     def __call__(self) -> Callable[..., TokenScores]: ...
 
 
-class Way(NamedTuple):
+class ForwardMethod(NamedTuple):
     """A way to read token sequences.
 
     Args:
@@ -58,10 +58,10 @@ class Way(NamedTuple):
     text: str
 
 
-def check_head(policy: Tried) -> None:
+def check_head(policy: TrialModel) -> None:
     """Refuse an architecture that scales or caps logits after its head: computed from the head
     alone, they would be silently wrong."""
-    expected, logits = policy.both_logits(torch.tensor([[0, 1]], device=policy.device))
+    expected, logits = policy.compare_logits(torch.tensor([[0, 1]], device=policy.device))
     if not torch.allclose(expected, logits, rtol=2e-2, atol=2e-2):
         raise RecipeError(
             f"model.policy.model {policy.settings.model!r} ({type(policy.base).__name__}) changes "
@@ -69,18 +69,18 @@ def check_head(policy: Tried) -> None:
         )
 
 
-def choose_way(policy: Tried) -> Way:
+def choose_method(policy: TrialModel) -> ForwardMethod:
     """Find the fastest way to read sequences that works here: shared prefixes, by a GPU's kernel or
     in padded batches; or padded rows."""
     if not policy.settings.share_prefixes:
-        return Way(False, False, "padded rows, each sequence from its first token")
+        return ForwardMethod(False, False, "padded rows, each sequence from its first token")
     why: str | None = None
     for kernel in (True, False):
-        if kernel and not takes_ragged(policy.device, policy.compute_dtype):
+        if kernel and not supports_ragged(policy.device, policy.compute_dtype):
             continue
         if (why := check_sharing(policy, kernel)) is None:
             how = "torch's varlen kernel" if kernel else "padded batches"
-            return Way(True, kernel, f"prompts once, {how}")
+            return ForwardMethod(True, kernel, f"prompts once, {how}")
         if kernel:
             _logger.warning(
                 f"the kernel for ragged batches does not work here ({why}): attention while "
@@ -90,14 +90,14 @@ def choose_way(policy: Tried) -> Way:
         f"while learning, each trajectory is read from its first token ({why}): a group's "
         "prompt is computed once for each of its trajectories"
     )
-    return Way(False, False, f"padded rows, each sequence from its first token ({why})")
+    return ForwardMethod(False, False, f"padded rows, each sequence from its first token ({why})")
 
 
-def check_sharing(policy: Tried, kernel: bool) -> str | None:
+def check_sharing(policy: TrialModel, kernel: bool) -> str | None:
     """Read two texts with a common beginning both shared and padded, forward and back. Return the
     reason if sharing does not work, else None. Errors of memory and of devices are raised, because
     they say nothing about the model."""
-    sizes = sizes_of(policy.config)
+    sizes = read_sizes(policy.config)
     kinds = set(sizes.kinds or ())
     if unsupported := kinds - {"full_attention", "sliding_attention"}:
         return f"it has layers of {min(unsupported)}"
@@ -117,16 +117,16 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
         with torch.no_grad():
             padded = policy(ways[1]).logprobs
         shared = policy(ways[0]).logprobs
-        norm = _norm_of_gradient(policy, shared.sum())
+        norm = _gradient_norm(policy, shared.sum())
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        if of_the_device(error):
+        if is_device_error(error):
             raise
-        if policy.divided:  # weights gathered when the pass failed would stay so, and untrained
+        if policy.is_sharded:  # weights gathered when the pass failed would stay so, and untrained
             raise RecipeError(
                 f"{type(policy.base).__name__} cannot read shared beginnings once "
-                f"({in_short(error)}). Set model.policy.share_prefixes to false."
+                f"({summarize_error(error)}). Set model.policy.share_prefixes to false."
             ) from error
-        return in_short(error)
+        return summarize_error(error)
     if sizes.window is not None and not windows - {None} and kinds != {"full_attention"}:
         return f"its attention ignores its window of {sizes.window} tokens"
     if not norm.isfinite():
@@ -137,7 +137,7 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
     return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
 
 
-def _norm_of_gradient(policy: Tried, value: Tensor) -> Tensor:
+def _gradient_norm(policy: TrialModel, value: Tensor) -> Tensor:
     """The norm of a value's gradient, which is then dropped. It is the same in all processes that
     share the policy."""
     try:
@@ -150,7 +150,7 @@ def _norm_of_gradient(policy: Tried, value: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def try_out(policy: Tried, tokens: int, longest: int) -> None:
+def try_learning(policy: TrialModel, tokens: int, longest: int) -> None:
     """Compute log-probabilities of made-up sequences and their gradient, and drop both.
 
     Args:
@@ -165,4 +165,4 @@ def try_out(policy: Tried, tokens: int, longest: int) -> None:
         ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
         rows.append((ids, [n > 0 for n in range(size)]))
     _, layout = next(policy.forward_passes(rows, tokens))
-    _norm_of_gradient(policy, policy(move_data_to_device(layout, policy.device)).logprobs.sum())
+    _gradient_norm(policy, policy(move_data_to_device(layout, policy.device)).logprobs.sum())

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from turnrl.plugin.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.plugin.errors import CheckpointError, RecipeError, suggest_name
 from turnrl.recipe.bundled import bundled_recipes, find_recipe
 from turnrl.runs.checkpoints import (
     LATEST,
     checkpoint_to_resume,
-    exported_in,
-    kept_in,
-    named_in,
+    find_checkpoint,
+    find_exported,
+    find_named_checkpoint,
     runs_with_checkpoints,
 )
-from turnrl.runs.find import RUNS, run_at, run_in, run_like
+from turnrl.runs.find import RUNS, find_run_in, resolve_run, suggest_run
 
 _YAML = (".yaml", ".yml")
 
@@ -61,14 +61,14 @@ class NamedAgent:
             CheckpointError: If the run has no such checkpoint, or the file is not a checkpoint.
             RecipeError: If `name` is given for a recipe.
         """
-        file = self.checkpoint if name is None else self._named(name)
+        file = self.checkpoint if name is None else self._find_named(name)
         if file is not None:
             return file if file.is_dir() else Path(checkpoint_to_resume(str(file)))
         if self.run is None:
             return None
         lacks = f"{name}.ckpt in checkpoints/" if name else "checkpoint, no model/ and no adapter/"
         step = "Wait for its first iteration. If it has ended, it kept no policy."
-        if name and (other := kept_in(self.run)):
+        if name and (other := find_checkpoint(self.run)):
             step = f"It has {other}."
         elif self.recipe.is_file():
             step = (
@@ -77,7 +77,7 @@ class NamedAgent:
             )
         raise CheckpointError(f"the run {str(self.run)!r} has no {lacks}. {step}")
 
-    def without_recipe(self) -> CheckpointError:
+    def missing_recipe_error(self) -> CheckpointError:
         """The error for a checkpoint, or an exported policy, without a recipe."""
         kept = str(self.checkpoint)
         return CheckpointError(
@@ -86,7 +86,7 @@ class NamedAgent:
             f"module in Python: turnrl.load({kept!r}, module=module).ask('a question')."
         )
 
-    def _named(self, name: str) -> Path | None:
+    def _find_named(self, name: str) -> Path | None:
         if self.is_recipe:
             runs = _runs_of_name(self.word) or RUNS / "NAME"
             raise RecipeError(
@@ -95,9 +95,9 @@ class NamedAgent:
         if self.run is None or self.kind == "checkpoint":
             raise CheckpointError(f"{self.word!r} is one checkpoint already. Leave {name!r} out.")
         if name not in LATEST:
-            near = did_you_mean(name, LATEST) or " Give best or last."
+            near = suggest_name(name, LATEST) or " Give best or last."
             raise CheckpointError(f"no checkpoint {name!r} of the run {str(self.run)!r}.{near}")
-        return named_in(self.run, (name,))
+        return find_named_checkpoint(self.run, (name,))
 
     def __str__(self) -> str:
         """A phrase for the policy: the checkpoint, or the recipe if the policy is untrained."""
@@ -131,7 +131,7 @@ def find_agent(word: str | Path, name: str | None = None) -> NamedAgent:
         return agent
     if not agent.is_recipe or name in LATEST:
         return replace(agent, checkpoint=agent.weights(name))
-    if run_in(Path(name)) is None and (exported := exported_in(Path(name))) is not None:
+    if find_run_in(Path(name)) is None and (exported := find_exported(Path(name))) is not None:
         return replace(agent, checkpoint=exported)
     other = _agent_at(name)
     if other.is_recipe:
@@ -145,19 +145,21 @@ def _agent_at(word: str) -> NamedAgent:
     path = Path(word)
     if word.endswith(_YAML) or word in bundled_recipes():
         return NamedAgent(word, "recipe", Path(find_recipe(word)))
-    run = run_in(path) if path.is_file() else run_at(word)
+    run = find_run_in(path) if path.is_file() else resolve_run(word)
     if path.is_file() and _is_checkpoint(path):
         return NamedAgent(word, "checkpoint", run / "config.yaml" if run else path, run, path)
     if run is not None:
-        return NamedAgent(word, "run", run / "config.yaml", run, kept_in(run) or exported_in(run))
+        return NamedAgent(
+            word, "run", run / "config.yaml", run, find_checkpoint(run) or find_exported(run)
+        )
     if path.is_dir():
-        if (kept := kept_in(path, ("last",))) is not None:
+        if (kept := find_checkpoint(path, ("last",))) is not None:
             return NamedAgent(word, "checkpoint", kept, None, kept)
-        raise CheckpointError(_no_run(path))
+        raise CheckpointError(_not_a_run_message(path))
     if path.exists():
         return NamedAgent(word, "recipe", path)
     raise CheckpointError(
-        f"no run, no recipe and no checkpoint at {word!r}.{run_like(word, bundled_recipes())} "
+        f"no run, no recipe and no checkpoint at {word!r}.{suggest_run(word, bundled_recipes())} "
         "Give the folder of a run, the name of its runs, or a recipe."
     )
 
@@ -166,7 +168,7 @@ def _is_checkpoint(file: Path) -> bool:
     return file.suffix == ".ckpt" or zipfile.is_zipfile(file)
 
 
-def _no_run(folder: Path) -> str:
+def _not_a_run_message(folder: Path) -> str:
     """The message for a folder that is not a run, with the next step."""
     here = repr(str(folder))
     return (
@@ -179,4 +181,4 @@ def _no_run(folder: Path) -> str:
 def _runs_of_name(word: str) -> str | None:
     """The path of the runs named after a recipe; None if there are none."""
     home = RUNS / word
-    return str(home) if not word.endswith(_YAML) and run_at(home) else None
+    return str(home) if not word.endswith(_YAML) and resolve_run(home) else None

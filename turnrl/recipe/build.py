@@ -27,14 +27,14 @@ from turnrl.plugin.errors import (
     RecipeError,
     TurnRLError,
 )
-from turnrl.plugin.hooks import import_named
-from turnrl.recipe.filling import fill
+from turnrl.plugin.hooks import import_classes
+from turnrl.recipe.filling import fill_variables
 from turnrl.recipe.invocation import Invocation, read_invocation
-from turnrl.recipe.merging import Contents, each_value, listed
-from turnrl.recipe.trust import TRUST, import_from, marked
+from turnrl.recipe.merging import Contents, as_list, map_values
+from turnrl.recipe.trust import TRUST, import_from, mark_text
 from turnrl.runs.config import COMMAND, SECTIONS
 from turnrl.runs.files import whole_file
-from turnrl.training.checks import check_division, start_of
+from turnrl.training.checks import check_division, make_start
 from turnrl.training.lifecycle import PolicyModule
 from turnrl.training.module import MTGRPO
 from turnrl.training.questions import QuestionData
@@ -99,7 +99,7 @@ def build(arguments: Sequence[str]) -> Built:
         CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint; or if no
             run has a `last` or `best` one.
     """
-    return make(read_invocation("fit", arguments).with_checkpoint())
+    return instantiate(read_invocation("fit", arguments).with_checkpoint())
 
 
 class _Parser(LightningArgumentParser):
@@ -113,7 +113,7 @@ class _Parser(LightningArgumentParser):
 
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         # only constructors get the values of variables: the config is saved and printed
-        return super().instantiate_classes(fill(cfg), **kwargs)
+        return super().instantiate_classes(fill_variables(cfg), **kwargs)
 
 
 class _Recipe(SaveConfigCallback):
@@ -121,7 +121,7 @@ class _Recipe(SaveConfigCallback):
 
     @cached_property
     def _text(self) -> str:  # cached, because dumping takes a fifth of a second
-        return marked(str(self.parser.dump(self.config, skip_none=False)))
+        return mark_text(str(self.parser.dump(self.config, skip_none=False)))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.logger is not None:  # without one, the folder is the user's own
@@ -206,7 +206,7 @@ class _CLI(LightningCLI):
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
             # the number is not saved with the recipe, because somebody may run that again
             home = Path(settings.get("save_dir") or "", settings.get("name") or "")
-            if settings.get("version", 0) is None and home == invocation.place.home:
+            if settings.get("version", 0) is None and home == invocation.location.home:
                 settings["version"] = invocation.number
             return cls(*args, **settings)
 
@@ -216,7 +216,7 @@ class _CLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         invocation = self.invocation
         config = self.config_init.trainer
-        callbacks = [_Signals(), *listed(config.callbacks)]
+        callbacks = [_Signals(), *as_list(config.callbacks)]
         if any(isinstance(callback, Recorder) for callback in callbacks):
             raise RecipeError(
                 "trainer.callbacks has a Recorder, but every run has one. Leave it out, and set "
@@ -228,11 +228,13 @@ class _CLI(LightningCLI):
         for cls in checkpoint_classes if config.get("enable_checkpointing") is not False else ():
             if not any(isinstance(callback, cls) for callback in callbacks):
                 callbacks.append(cls())
-        loggers = listed(config.logger)
+        loggers = as_list(config.logger)
         for logger in loggers:
             _ = logger.version  # chosen now: a folder that is made later would count
-        if invocation.place.logger and not any(isinstance(logger, CSVLogger) for logger in loggers):
-            loggers.insert(0, CSVLogger(**invocation.place.logger, version=invocation.number))
+        if invocation.location.logger and not any(
+            isinstance(logger, CSVLogger) for logger in loggers
+        ):
+            loggers.insert(0, CSVLogger(**invocation.location.logger, version=invocation.number))
         # a list of its own, because Lightning adds a bar to it
         settings = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
         try:
@@ -263,8 +265,8 @@ def import_components(contents: Contents) -> None:
     """Import the classes that a recipe names, and silence warnings on which a user of turnrl cannot
     act."""
     names = set[str]()
-    each_value(contents, lambda value, _: names.add(value) if isinstance(value, str) else None)
-    import_named(names)
+    map_values(contents, lambda value, _: names.add(value) if isinstance(value, str) else None)
+    import_classes(names)
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     # the state of Lightning's own callback for checkpoints, which every trainer in Python has
@@ -286,9 +288,9 @@ def refuse_unknown_sections(contents: Contents, kinds: Collection[str]) -> None:
         RecipeError: Naming the key.
     """
     if not contents.keys() <= {*SECTIONS, *kinds}:
-        from turnrl.recipe.explain import unknown_section
+        from turnrl.recipe.explain import unknown_section_message
 
-        raise RecipeError(unknown_section(contents, kinds, CLASSES))
+        raise RecipeError(unknown_section_message(contents, kinds, CLASSES))
 
 
 def refusal_of(
@@ -302,7 +304,7 @@ def refusal_of(
     return explain_refusal(error, contents, kinds, CLASSES)
 
 
-def make(invocation: Invocation) -> Built:
+def instantiate(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
     asked = [option.partition("=")[2] for option in invocation.help_options]
     import_components({**invocation.contents, "help": asked})
@@ -333,11 +335,11 @@ def make(invocation: Invocation) -> Built:
         raise refusal from error
     trainer = cli.trainer
     check_trainer(trainer)
-    folder = invocation.place.folder and Path(str(trainer.log_dir))
+    folder = invocation.location.folder and Path(str(trainer.log_dir))
     resumed = invocation.contents.get("ckpt_path") if invocation.command == "fit" else None
     claim_folder(trainer, folder, resumed)
     gpu_memory = cli.model.gpu_memory if isinstance(cli.model, MTGRPO) else None
-    start = start_of(trainer, cli.model, cli.datamodule, folder, gpu_memory)
+    start = make_start(trainer, cli.model, cli.datamodule, folder, gpu_memory)
     if start.divided:
         check_division(cli.model.policy, cli.model.engine)
     return Built(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from turnrl.plugin.errors import did_you_mean
+from turnrl.plugin.errors import suggest_name
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -16,18 +16,18 @@ def bundled_recipes() -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
-def shown_recipe(file: str) -> str:
+def recipe_name(file: str) -> str:
     """The name of a bundled recipe, given its file; the command line takes that name too. Any other
     file is returned as it is."""
     names = {str(bundled): name for name, bundled in bundled_recipes().items()}
     return names.get(file, file)
 
 
-def recipe_like(name: str) -> str:
+def suggest_recipe(name: str) -> str:
     """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe has a similar name."""
     bare, names = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
     variant = next((full for full in names if full.endswith(f"/{bare}")), None)
-    return f" Did you mean {variant}?" if variant else did_you_mean(bare, names)
+    return f" Did you mean {variant}?" if variant else suggest_name(bare, names)
 
 
 def find_recipe(name: str) -> str:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from turnrl.plugin.errors import PluginError, RecipeError, TurnRLError, did_you_mean
-from turnrl.plugin.hooks import KINDS, find_class, installed
-from turnrl.recipe.keys import elsewhere_below, unknown_key
+from turnrl.plugin.errors import PluginError, RecipeError, TurnRLError, suggest_name
+from turnrl.plugin.hooks import KINDS, find_class, load_classes
+from turnrl.recipe.keys import suggest_key_below, unknown_key_message
 from turnrl.recipe.merging import Contents
 from turnrl.runs.config import SECTIONS
 
@@ -61,7 +61,7 @@ def explain_refusal(
     """
     for hook in KINDS:  # messages list the installed classes
         with contextlib.suppress(PluginError):
-            installed(hook)
+            load_classes(hook)
     for fault in filter(None, faults(contents, kinds, classes)):
         return RecipeError(fault)
     if not isinstance(error, ArgumentError) and "Union subtypes" not in str(error):
@@ -77,7 +77,7 @@ def faults(
     contents: Contents, kinds: Mapping[str, object], classes: Mapping[str, type]
 ) -> Iterator[str | None]:
     """For each part of a recipe, a message about its fault, or None if it seems to have none."""
-    if (unknown := unknown_section(contents, kinds, classes)) is not None:
+    if (unknown := unknown_section_message(contents, kinds, classes)) is not None:
         yield unknown
         return
     for key, value in contents.items():
@@ -90,16 +90,20 @@ def faults(
             yield explain_section(value, cls, key)
 
 
-def unknown_section(
+def unknown_section_message(
     contents: Contents, kinds: Collection[str], classes: Mapping[str, type]
 ) -> str | None:
     """The message about an unknown key at the top of a recipe; None if there is none."""
     top = [*dict.fromkeys([*SECTIONS, *kinds])]
     for key, value in contents.items():
         if key not in top:
-            homes = [f"{name}.{key}" for name, cls in classes.items() if key in parameters(cls)]
-            near = did_you_mean(str(key), top) or elsewhere_below(str(key), value)
-            near = near or did_you_mean(str(key), homes)
+            homes = [
+                f"{name}.{key}"
+                for name, cls in classes.items()
+                if key in constructor_parameters(cls)
+            ]
+            near = suggest_name(str(key), top) or suggest_key_below(str(key), value)
+            near = near or suggest_name(str(key), homes)
             return f"unknown key '{key}'.{near} There are {', '.join(top)}."
     return None
 
@@ -116,9 +120,9 @@ def explain(value: object, kind: object, key: str) -> str | None:
         return None
     faults: list[str | None] = []
     choices: list[str] = []
-    for member in _members(kind):
+    for member in _union_members(kind):
         if isinstance(value, list):
-            parts = enumerate(zip(value, _items(member, len(value)), strict=False))
+            parts = enumerate(zip(value, _item_types(member, len(value)), strict=False))
             faults += [explain(item, part, f"{key}[{i}]") for i, (item, part) in parts]
         elif isinstance(value, Mapping) and _is_section(member):
             faults += [explain_section(value, member, key)]
@@ -130,14 +134,14 @@ def explain(value: object, kind: object, key: str) -> str | None:
         return next(filter(None, faults), None)
     shown = "null" if value is None else repr(value)
     # libraries write float | int in either order, and every whole number is a number
-    members = _members(kind)
+    members = _union_members(kind)
     kinds = [member for member in members if member is not int or float not in members]
-    wanted = " or ".join(dict.fromkeys(map(_in_words, kinds)))
+    wanted = " or ".join(dict.fromkeys(map(_describe_type, kinds)))
     hint = _QUOTES.get(type(value), "") if str in members else ""
-    return f"{key} is {shown}; it must be {wanted}.{did_you_mean(str(value), choices)}{hint}"
+    return f"{key} is {shown}; it must be {wanted}.{suggest_name(str(value), choices)}{hint}"
 
 
-def _members(kind: object) -> tuple[Any, ...]:
+def _union_members(kind: object) -> tuple[Any, ...]:
     """The types in a union; any other type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
@@ -146,7 +150,7 @@ def _fits(value: object, kind: object) -> bool:
     """True if jsonargparse takes a value for a type. Null is checked here, because jsonargparse
     takes it everywhere."""
     if value is None:
-        return not {Any, types.NoneType}.isdisjoint(_members(kind))
+        return not {Any, types.NoneType}.isdisjoint(_union_members(kind))
     parser = _parser()
     try:
         parser.add_argument("--value", type=kind)
@@ -164,7 +168,7 @@ def _parser() -> ArgumentParser:
     return ArgumentParser(exit_on_error=False)
 
 
-def _items(kind: object, count: int) -> tuple[object, ...]:
+def _item_types(kind: object, count: int) -> tuple[object, ...]:
     """The types that the `count` items of a list should have; empty if the type is not a list."""
     origin, args = get_origin(kind), get_args(kind)
     if not inspect.isclass(origin) or not issubclass(origin, Iterable):  # a callable has items too
@@ -194,17 +198,17 @@ def _plain_name(kind: object) -> str | None:
     return "a number" if str(kind) == "<class 'torch.Tensor'>" else _NAMES.get(kind)
 
 
-def _in_words(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     """A type that is not a union, in a user's words."""
     args = get_args(kind)
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, args))
     if _is_section(kind):
-        return f"a mapping with keys of {', '.join(parameters(kind))}"
+        return f"a mapping with keys of {', '.join(constructor_parameters(kind))}"
     if get_origin(kind) is Callable and _base(kind) is None:
         return "the path of a function, such as my_module.my_function"
     if base := _base(kind):
-        names = ", ".join(imported_classes(base)) or "my_package.MyClass"
+        names = ", ".join(find_imported_classes(base)) or "my_package.MyClass"
         return f"the name of a class, such as {names}"
     exact = get_origin(kind) is tuple and ... not in args
     a_list = f"a list of {len(args)}" if exact else "a list, such as [NAME]"
@@ -223,7 +227,7 @@ def explain_section(
         skip: Number of first parameters that the recipe does not set.
         component: True if the recipe named the class.
     """
-    settable = dict(list(parameters(cls).items())[skip:])
+    settable = dict(list(constructor_parameters(cls).items())[skip:])
     if "class_path" in value and "class_path" not in settable:
         return (
             f"{key} names {value['class_path']!r}, but there is no class to choose. "
@@ -231,7 +235,7 @@ def explain_section(
         )
     for name, item in value.items():
         if name not in settable:
-            return unknown_key(f"{key}.{name}", settable, cls.__name__, component)
+            return unknown_key_message(f"{key}.{name}", settable, cls.__name__, component)
         fault = explain(item, settable[name].annotation, f"{key}.{name}")
         if fault and item is not settable[name].default:
             return fault
@@ -241,7 +245,7 @@ def explain_section(
     return None
 
 
-def parameters(cls: type) -> dict[str, inspect.Parameter]:
+def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
     """A constructor's parameters with their types, including those that it passes on."""
     by_name: dict[str, inspect.Parameter] = {}
     for init in [vars(owner)["__init__"] for owner in cls.__mro__ if "__init__" in vars(owner)]:
@@ -268,7 +272,7 @@ def parameters(cls: type) -> dict[str, inspect.Parameter]:
 def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
     """Explain why a named class, perhaps with `init_args`, does not fit; see `explain`."""
     base = _base(kind)
-    classes = imported_classes(base)
+    classes = find_imported_classes(base)
     described: Contents = {"class_path": value} if isinstance(value, str) else value
     name, settings = described.get("class_path"), described.get("init_args", {})
     if not isinstance(name, str):
@@ -281,7 +285,7 @@ def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
         put = f"{{class_path: {name}, init_args: {{{odd}: {described[odd]}}}}}"
         return f"{key}: {odd!r} is next to class_path. Put it under init_args: {put}."
     try:
-        cls = find_class(name, classes, *_members(base))
+        cls = find_class(name, classes, *_union_members(base))
     except LookupError as error:
         return f"{key} names {name!r}, {error}"
     if fault := explain(settings, dict, f"{key}.init_args"):
@@ -290,11 +294,13 @@ def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
     return explain_section(settings, cls, key, skip=int(base is not kind), component=True)
 
 
-def imported_classes(base: object) -> dict[str, type]:
+def find_imported_classes(base: object) -> dict[str, type]:
     """The imported classes of a kind by short name, which include all that plugins bring."""
     by_name: dict[str, type] = {}
-    for cls in [subclass for member in _members(base) for subclass in member.__subclasses__()]:
+    for cls in [
+        subclass for member in _union_members(base) for subclass in member.__subclasses__()
+    ]:
         if not cls.__name__.startswith("_") and not inspect.isabstract(cls):
             by_name.setdefault(cls.__name__, cls)
-        by_name = {**by_name, **imported_classes(cls), **by_name}
+        by_name = {**by_name, **find_imported_classes(cls), **by_name}
     return by_name

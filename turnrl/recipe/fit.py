@@ -20,9 +20,9 @@ from turnrl.plugin.errors import OutputClosed
 from turnrl.plugin.hooks import Commands
 from turnrl.plugin.signals import is_first_process
 from turnrl.plugin.text import say
-from turnrl.recipe.bundled import shown_recipe
+from turnrl.recipe.bundled import recipe_name
 from turnrl.recipe.invocation import DECISIONS, Invocation, Settings, read_invocation
-from turnrl.runs.claim import claimed, writable_part
+from turnrl.runs.claim import claim_number, find_writable
 from turnrl.runs.files import remove_torn
 
 if TYPE_CHECKING:
@@ -95,15 +95,15 @@ def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
     if invocation.help_options:
         return _build_for(invocation, work)
     invocation = invocation.with_checkpoint()  # before anything is announced
-    if invocation.place.folder is not None:
-        writable_part(invocation.place.folder)  # fails here, before a logger tries to write
+    if invocation.location.folder is not None:
+        find_writable(invocation.location.folder)  # fails here, before a logger tries to write
     is_first = is_first_process()
-    home = invocation.place.home
+    home = invocation.location.home
     with contextlib.ExitStack() as ending:
         for folder in home.glob("*/checkpoints") if is_first and home is not None else ():
             remove_torn(folder)  # of runs that were killed
-        if is_first and invocation.place.is_numbered and home is not None:
-            invocation = replace(invocation, number=ending.enter_context(claimed(home)))
+        if is_first and invocation.location.is_numbered and home is not None:
+            invocation = replace(invocation, number=ending.enter_context(claim_number(home)))
         if is_first:
             announce(invocation)
         return _build_for(invocation, work)
@@ -113,7 +113,7 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
     imports_now = "turnrl.recipe.build" not in sys.modules
     if imports_now:
         gc.disable()  # saves a fifth of the time to import torch and Lightning
-    from turnrl.recipe.build import make
+    from turnrl.recipe.build import instantiate
 
     if imports_now:
         gc.freeze()  # modules stay for good, so no later collection needs to scan them
@@ -122,7 +122,7 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
     argv, sys.argv = sys.argv, [sys.argv[0], invocation.command]
     os.environ[DECISIONS] = _decisions(invocation)
     try:
-        work(make(invocation))
+        work(instantiate(invocation))
     except SystemExit as stop:
         # Lightning turns Ctrl-C into exit code 1
         if isinstance(stop.__context__, KeyboardInterrupt):
@@ -148,8 +148,8 @@ def _decisions(invocation: Invocation) -> str:
 
 def announce(invocation: Invocation) -> None:
     """Print the recipe, the run's folder and the checkpoint, before torch loads."""
-    say(f"turnrl {invocation.command}: {' + '.join(map(shown_recipe, invocation.files))}")
-    say(f"writing {invocation.place}")
+    say(f"turnrl {invocation.command}: {' + '.join(map(recipe_name, invocation.files))}")
+    say(f"writing {invocation.location}")
     if checkpoint := invocation.contents.get("ckpt_path"):
         say(f"checkpoint {checkpoint}")
     say("loading torch and Lightning")

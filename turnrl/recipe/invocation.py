@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from turnrl.plugin.errors import RecipeError, is_finite
 from turnrl.plugin.signals import is_first_process
-from turnrl.recipe.bundled import find_recipe, shown_recipe
+from turnrl.recipe.bundled import find_recipe, recipe_name
+from turnrl.recipe.location import RunLocation, folder_suffix, with_own_logger
 from turnrl.recipe.merging import (
     Contents,
     Editable,
-    each_value,
-    filled_in,
-    merged,
-    reference,
-    relocated,
+    expand_variables,
+    map_values,
+    merge,
+    relocate,
+    variable_name,
 )
-from turnrl.recipe.place import RunPlace, suffix_of, with_own_logger
-from turnrl.recipe.reading import ASKS, MAPPINGS, read_options, read_recipe, value_of
-from turnrl.recipe.trust import TRUST, is_own, needs_consent
-from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest
-from turnrl.runs.find import RUNS, require
+from turnrl.recipe.reading import ASKS, MAPPINGS, parse_value, read_options, read_recipe
+from turnrl.recipe.trust import TRUST, is_own, require_consent
+from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest_checkpoint
+from turnrl.runs.find import RUNS, require_files
 
 if TYPE_CHECKING:
     from turnrl.recipe.agents import NamedAgent
@@ -97,10 +97,10 @@ class Invocation:
         return Path(self.files[-1]).stem if self.files else ""
 
     @cached_property
-    def place(self) -> RunPlace:
+    def location(self) -> RunLocation:
         """Where the run writes."""
         trial = self.contents["trainer"].get("fast_dev_run") not in (None, False, 0, "0")
-        return RunPlace(
+        return RunLocation(
             command=self.command,
             name=self.name,
             logger=self._loggers[1],
@@ -114,9 +114,9 @@ class Invocation:
         """The loggers, and the settings of the one that keeps the run's folder."""
         trainer = self.contents["trainer"]
         root = trainer.get("default_root_dir") or RUNS
-        name = f"{self.name}{suffix_of(self.command)}"
+        name = f"{self.name}{folder_suffix(self.command)}"
         loggers, own = with_own_logger(trainer.get("logger", True), name, str(root))
-        return loggers, each_value(own, filled_in, "trainer.logger")
+        return loggers, map_values(own, expand_variables, "trainer.logger")
 
     def with_logger(self) -> "Invocation":
         """A copy with the logger that keeps the run's folder."""
@@ -133,14 +133,14 @@ class Invocation:
         name = self.contents.get("ckpt_path")
         if name not in LATEST:
             return self
-        file = str(newest(self.place.trained, name))
+        file = str(newest_checkpoint(self.location.trained, name))
         return replace(self, contents={**self.contents, "ckpt_path": file})
 
     def words(self, without: Collection[str]) -> str:
         """The recipes and options as typed for another command, without the options of the keys in
         `without`."""
         kept = (word for word in self.arguments if word[2:].partition("=")[0] not in without)
-        return shlex.join(shown_recipe(word.removeprefix("--config=")) for word in kept)
+        return shlex.join(recipe_name(word.removeprefix("--config=")) for word in kept)
 
 
 def read_invocation(
@@ -187,17 +187,17 @@ def read_invocation(
         else:
             merge.add_option(option, value)
     if not merge.files and not help_options:
-        raise _no_recipe(command, takes_run)
+        raise _missing_recipe(command, takes_run)
     invocation = Invocation(
         command=command,
         settings=settings,
-        contents=merge.checked(),
+        contents=merge.check_contents(),
         arguments=merge.arguments,
         files=merge.files,
         help_options=help_options,
         agent=agent,
     )
-    return _completed(prepare(invocation) if prepare else invocation)
+    return _complete(prepare(invocation) if prepare else invocation)
 
 
 class _Merge:
@@ -226,34 +226,34 @@ class _Merge:
         new = {key: value for key, value in read_recipe(file).items() if key != COMMAND}
         if path.with_name("checkpoints").is_dir():
             with_paths = {key: new[key] for key in ("model", "data") if key in new}
-            new |= each_value(with_paths, partial(relocated, path))
+            new |= map_values(with_paths, partial(relocate, path))
         if path.is_file() and not is_own(path, path.read_text("utf-8")):  # a pipe is read once
-            needs_consent(str(path), new, path.parent, self._trusts)
+            require_consent(str(path), new, path.parent, self._trusts)
         if self._of_run and not self.files:
             new.pop("ckpt_path", None)
             if isinstance(trainer := new.get("trainer"), dict):
                 settings = trainer.items()
                 new["trainer"] = {key: value for key, value in settings if key not in _WRITES}
-        self.contents.update(merged(self.contents, new))
+        self.contents.update(merge(self.contents, new))
         # settings of a recipe belong to the class that it means, not to one that an option names
         name_default_classes(self.contents["model"])
         self.files.append(file)
         self.arguments.append(f"--config={file}")
 
     def add_option(self, option: str, value: str) -> None:
-        self.contents.update(merged(self.contents, _nested(option, value)))
+        self.contents.update(merge(self.contents, _nest_option(option, value)))
         self.arguments.append(f"{option}={value}")
 
-    def checked(self) -> Editable:
+    def check_contents(self) -> Editable:
         """The contents, with the variables in them as they are written.
 
         Raises:
             RecipeError: If a variable is not set, or a number is not finite.
         """
-        return _checked_sections(self.contents)
+        return _check_sections(self.contents)
 
 
-def _no_recipe(command: str, takes_run: bool) -> RecipeError:
+def _missing_recipe(command: str, takes_run: bool) -> RecipeError:
     kinds, name = ("a run or a recipe", "RUN") if takes_run else ("a recipe", "RECIPE.yaml")
     return RecipeError(
         f"'turnrl {command}' needs {kinds}: turnrl {command} {name} [--key value ...]"
@@ -264,17 +264,17 @@ def _takes_list(kind: object) -> bool:
     return any(get_origin(member) is list for member in get_args(kind))
 
 
-def _nested(option: str, value: str) -> Editable:
+def _nest_option(option: str, value: str) -> Editable:
     """An option and its value as a part of a recipe."""
-    nested = value_of(value)
+    nested = parse_value(value)
     for name in reversed(option.removeprefix("--").split(".")):
         nested = {name: nested}
     return cast(Editable, nested)
 
 
-def _checked_sections(contents: Contents) -> Editable:
+def _check_sections(contents: Contents) -> Editable:
     """The contents with each value checked, and each section as a mapping."""
-    checked = {key: each_value(value, _checked_value, key) for key, value in contents.items()}
+    checked = {key: map_values(value, _check_value, key) for key, value in contents.items()}
     for key in MAPPINGS:
         section = checked[key] or {}
         checked[key] = section if isinstance(section, dict) else {"class_path": section}
@@ -291,10 +291,10 @@ def name_default_classes(model: object) -> None:
         for name, default in DEFAULTS.items():
             given = settings.get(name)
             if given and isinstance(given, dict) and "class_path" not in given:
-                settings[name] = merged(default, given)
+                settings[name] = merge(default, given)
 
 
-def _checked_value(value: object, key: str) -> object:
+def _check_value(value: object, key: str) -> object:
     """A value of a recipe.
 
     Raises:
@@ -303,9 +303,9 @@ def _checked_value(value: object, key: str) -> object:
     """
     if isinstance(value, int | float) and not is_finite(value):
         raise RecipeError(f"{key} is {value!r:.80}; it must be finite. Give another number.")
-    if key.endswith("_env") and isinstance(value, str) and (name := reference(value)):
+    if key.endswith("_env") and isinstance(value, str) and (name := variable_name(value)):
         return name  # such a setting takes a variable's name
-    filled = filled_in(value, key)
+    filled = expand_variables(value, key)
     return filled if key.endswith(".class_path") else value
 
 
@@ -320,15 +320,15 @@ def _path_of_recipe(agent: "NamedAgent", command: str) -> str:
             f"the checkpoint {str(agent.checkpoint)!r} is in no run. Give a recipe for it: "
             f"'turnrl {command} RECIPE --ckpt_path {agent.checkpoint}'."
         )
-    return str(require(agent.run, "recipe") / agent.recipe.name)
+    return str(require_files(agent.run, "recipe") / agent.recipe.name)
 
 
-def _completed(invocation: Invocation) -> Invocation:
+def _complete(invocation: Invocation) -> Invocation:
     """Add the logger that keeps the run's folder, and look up the file of `ckpt_path`, unless it is
     `last` or `best`."""
     logged = invocation.with_logger()
     checkpoint = logged.contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not logged.help_options:
-        file = checkpoint_to_resume(str(filled_in(checkpoint, "ckpt_path")))
+        file = checkpoint_to_resume(str(expand_variables(checkpoint, "ckpt_path")))
         return replace(logged, contents={**logged.contents, "ckpt_path": file})
     return logged

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from turnrl.plugin.errors import did_you_mean
+from turnrl.plugin.errors import suggest_name
 
 
 def _by_name(file: str) -> dict[str, str]:
@@ -19,7 +19,7 @@ ABSENT = _by_name("absent.yaml")
 """Settings of TRL that turnrl does not have, each with the reason."""
 
 
-def elsewhere(name: str) -> str:
+def suggest_key(name: str) -> str:
     """` Set model.group_size instead.` for a setting of another library, or the reason why turnrl
     does not have it; empty for a name that no other library has.
 
@@ -31,17 +31,17 @@ def elsewhere(name: str) -> str:
     return f" turnrl has no such setting, because {ABSENT[name]}." if name in ABSENT else ""
 
 
-def elsewhere_below(key: str, value: object) -> str:
-    """The answer of `elsewhere` to a key, or to the first key below it that has one."""
-    if advice := elsewhere(key):
+def suggest_key_below(key: str, value: object) -> str:
+    """The answer of `suggest_key` to a key, or to the first key below it that has one."""
+    if advice := suggest_key(key):
         return advice
     for name, item in value.items() if isinstance(value, Mapping) else ():
-        if advice := elsewhere_below(str(name), item):
+        if advice := suggest_key_below(str(name), item):
             return advice.replace(" instead.", f" instead of {name}.")
     return ""
 
 
-def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = False) -> str:
+def unknown_key_message(key: str, known: Iterable[str], owner: str, component: bool = False) -> str:
     """Write the message about a key that a class does not have.
 
     Args:
@@ -54,7 +54,7 @@ def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = Fa
     name = key.rpartition(".")[2]
     known = list(known)
     keys = f"{owner} has the keys {', '.join(known) or 'none'}."
-    if not component and (advice := elsewhere(name)):
+    if not component and (advice := suggest_key(name)):
         return f"unknown key {key!r}.{advice}"
     colon = " In YAML a space follows the colon." if ":" in name else ""
-    return f"unknown key {key!r}.{colon}{did_you_mean(name, known) or f' {keys}'}"
+    return f"unknown key {key!r}.{colon}{suggest_name(name, known) or f' {keys}'}"

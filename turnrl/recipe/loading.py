@@ -13,18 +13,18 @@ from turnrl.plugin.errors import (
     ArgumentTypeError,
     CheckpointError,
     RecipeError,
-    in_short,
-    instance_of,
-    kind_of,
+    check_instance,
+    describe_value,
+    summarize_error,
 )
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.build import import_components, refusal_of, refuse_unknown_sections, seed_of
-from turnrl.recipe.filling import fill
+from turnrl.recipe.filling import fill_variables
 from turnrl.recipe.invocation import read_invocation
-from turnrl.recipe.merging import Contents, each_value, relocated
-from turnrl.recipe.trust import TRUST, import_from, is_marked, needs_consent
+from turnrl.recipe.merging import Contents, map_values, relocate
+from turnrl.recipe.trust import TRUST, import_from, is_marked, require_consent
 from turnrl.runs.config import load_yaml
-from turnrl.training.checkpoints import read_safely, take_exported
+from turnrl.training.checkpoints import load_exported, read_safely
 from turnrl.training.module import MTGRPO
 from turnrl.types.examination import Start
 
@@ -57,14 +57,14 @@ def load(
     """
     if not isinstance(path, str | PathLike):
         raise ArgumentTypeError(
-            f"path is {kind_of(path)}. Give a run, a checkpoint or a recipe: "
+            f"path is {describe_value(path)}. Give a run, a checkpoint or a recipe: "
             "turnrl.load('runs/NAME')."
         )
     if module is not None:
-        instance_of(MTGRPO, "module", module)
+        check_instance(MTGRPO, "module", module)
     agent = find_agent(path, None if checkpoint is None else str(checkpoint))
     file = agent.weights()
-    saved = None if file is None or file.is_dir() else _read(file)
+    saved = None if file is None or file.is_dir() else _read_checkpoint(file)
     if module is not None and file is None:
         raise RecipeError(
             f"{str(path)!r} is a recipe, and has no trained weights for the module to take. "
@@ -73,7 +73,7 @@ def load(
     questions = 0
     if module is None:
         recipe = _contents_of_recipe(agent, saved, trust)
-        module, data = _made(recipe), recipe.get("data") or {}
+        module, data = _build_module(recipe), recipe.get("data") or {}
         settings = data.get("init_args", data) or {}
         questions = settings.get("questions_per_iteration") or 0
     target = torch.device(device)
@@ -84,12 +84,12 @@ def load(
         module.on_load_checkpoint(saved)
         module.load_state_dict(saved["state_dict"])
     elif file is not None:
-        take_exported(module.policy, file)
+        load_exported(module.policy, file)
     module.collector.forget()
     return module.to(device)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_checkpoint(file: Path) -> dict[str, Any]:
     """The contents of a checkpoint."""
     with read_safely(file):
         saved = torch.load(file, map_location="cpu", weights_only=True)
@@ -108,14 +108,14 @@ def _contents_of_recipe(agent: NamedAgent, saved: Contents | None, trust: bool) 
     if file is not None and not agent.is_recipe:
         if saved is not None and "recipe" in saved:
             recipe = _saved_recipe(saved["recipe"], file)
-            recipe = each_value(recipe, partial(relocated, file))
+            recipe = map_values(recipe, partial(relocate, file))
             if not is_marked(saved["recipe"]):
-                needs_consent(str(file), recipe, Path(), trust)
+                require_consent(str(file), recipe, Path(), trust)
             # the user's own classes may lie here; they never lie beside a checkpoint
             import_from(recipe, Path.cwd())
             return cast(Contents, recipe)
         if not agent.recipe.is_file() or agent.recipe == file:
-            raise agent.without_recipe()
+            raise agent.missing_recipe_error()
     trusts = [TRUST] if trust else []
     invocation = read_invocation("fit", ["--config", str(agent.recipe), *trusts])
     import_from(invocation.contents, Path.cwd(), agent.recipe.parent)
@@ -128,7 +128,8 @@ def _saved_recipe(text: object, file: Path) -> Contents:
         recipe = load_yaml(str(text))
     except yaml.YAMLError as error:
         raise CheckpointError(
-            f"the recipe in the checkpoint {str(file)!r} cannot be read: {in_short(error)}. Give a "
+            f"the recipe in the checkpoint {str(file)!r} cannot be read: "
+            f"{summarize_error(error)}. Give a "
             "recipe, and the checkpoint after it."
         ) from error
     if not isinstance(recipe, dict):
@@ -136,7 +137,7 @@ def _saved_recipe(text: object, file: Path) -> Contents:
     return recipe
 
 
-def _made(recipe: Contents) -> MTGRPO:
+def _build_module(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
     import_components(recipe)
     if not recipe.get("model"):
@@ -150,7 +151,7 @@ def _made(recipe: Contents) -> MTGRPO:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--model", type=MTGRPO)
     try:
-        made = parser.instantiate_classes(fill(parser.parse_object(described))).model
+        made = parser.instantiate_classes(fill_variables(parser.parse_object(described))).model
     except Exception as error:
         if (refusal := refusal_of(error, described, {})) is None:
             raise

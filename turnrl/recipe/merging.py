@@ -21,7 +21,7 @@ _VARIABLE = r"(?<!\\)\$(?:[A-Za-z_]\w*|\{\w+\})"
 _IN_PROSE = r"(?<!\\)\$\{([A-Z_][A-Z0-9_]*)\}"
 
 
-def listed(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """A list as it is, anything else as a list of one item; without null and false."""
     items = value if isinstance(value, list) else [value]
     return [item for item in items if item is not None and item is not False]
@@ -31,7 +31,7 @@ class _Added(list[object]):
     """A list to which an option has added items. The options after it set the last item."""
 
 
-def merged(old: object, new: object, key: str = "") -> Any:
+def merge(old: object, new: object, key: str = "") -> Any:
     """Merge a new value into an old one, which it overrides. Only mappings are merged.
 
     A class may be written as its name alone, its settings may stand without `init_args`, and name
@@ -42,7 +42,7 @@ def merged(old: object, new: object, key: str = "") -> Any:
     """
     if isinstance(old, list) and isinstance(new, dict):
         if isinstance(old, _Added):
-            return _Added([*old[:-1], merged(old[-1], new, key)])
+            return _Added([*old[:-1], merge(old[-1], new, key)])
         raise RecipeError(
             f"{key} is a list of {len(old)}, and {new} does not name the item to change. "
             f"Give the whole list, as --{key} '[...]', or change the recipe."
@@ -60,8 +60,8 @@ def merged(old: object, new: object, key: str = "") -> Any:
         setting = str(name).removesuffix("+")
         before = both.get(setting)
         if str(name).endswith("+"):
-            before, value = None, _Added(listed(before) + listed(value))
-        both[setting] = merged(before, value, f"{key}.{setting}".lstrip("."))
+            before, value = None, _Added(as_list(before) + as_list(value))
+        both[setting] = merge(before, value, f"{key}.{setting}".lstrip("."))
     return both
 
 
@@ -76,7 +76,7 @@ def _class_name(path: object) -> str:
     return str(path).rpartition(".")[2]
 
 
-def each_value(value: object, change: Callable[[object, str], object], key: str = "") -> Any:
+def map_values(value: object, change: Callable[[object, str], object], key: str = "") -> Any:
     """Change every value in a recipe that is neither a mapping nor a list.
 
     Args:
@@ -85,13 +85,13 @@ def each_value(value: object, change: Callable[[object, str], object], key: str 
         key: The part's key.
     """
     if isinstance(value, dict):
-        return {name: each_value(item, change, f"{key}.{name}") for name, item in value.items()}
+        return {name: map_values(item, change, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list):
-        return [each_value(item, change, f"{key}[{i}]") for i, item in enumerate(value)]
+        return [map_values(item, change, f"{key}[{i}]") for i, item in enumerate(value)]
     return change(value, key)
 
 
-def relocated(file: Path, value: object, key: str) -> object:
+def relocate(file: Path, value: object, key: str) -> object:
     """Find a path of the recipe that a run keeps. The path is relative to the folder in which the
     run began. If it does not exist from here, it is tried from the folders above the run's file."""
     exists = os.path.exists  # unlike Path.exists, it takes texts of any length
@@ -103,7 +103,7 @@ def relocated(file: Path, value: object, key: str) -> object:
     return next((str(folder / value) for folder in above if exists(folder / value)), value)
 
 
-def filled_in(value: object, key: str) -> object:
+def expand_variables(value: object, key: str) -> object:
     """Fill in `~`, `$NAME` and `${NAME}` as a shell would, in a text that may be a path, an address
     or a key: it has no spaces, and every $ begins a name. In any other text, such as `Bearer
     ${MY_KEY}`, only `${NAME}` in capitals is filled in, and only if the variable is set.
@@ -120,7 +120,7 @@ def filled_in(value: object, key: str) -> object:
         return value
     if not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", value):
         return re.sub(_IN_PROSE, lambda found: os.environ.get(found[1], found[0]), value)
-    missing = [name for name in variables(value) if name not in os.environ]
+    missing = [name for name in variable_names(value) if name not in os.environ]
     begins = re.findall(rf"(?:^|/)({_VARIABLE})", value)
     if name := next((n for n in missing if "${" + n + "}" in value or f"${n}" in begins), None):
         raise RecipeError(
@@ -137,11 +137,11 @@ def may_be_secret(name: str) -> bool:
     return len(value) >= _SHORTEST and not os.path.exists(value)  # noqa: PTH110 - any text
 
 
-def reference(text: str) -> str | None:
+def variable_name(text: str) -> str | None:
     """The name of the variable that a whole text refers to; None if it does not."""
     return text.strip("${}") if re.fullmatch(_VARIABLE, text) else None
 
 
-def variables(text: str) -> list[str]:
+def variable_names(text: str) -> list[str]:
     """The names of the variables in a text."""
     return [name.strip("${}") for name in re.findall(_VARIABLE, text)]

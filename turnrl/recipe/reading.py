@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from turnrl.plugin.errors import RecipeError, did_you_mean
-from turnrl.recipe.bundled import recipe_like
+from turnrl.plugin.errors import RecipeError, suggest_name
+from turnrl.recipe.bundled import suggest_recipe
 from turnrl.runs.config import SECTIONS, load_yaml
 
 MAPPINGS = ("model", "data", "trainer", "record")
@@ -17,7 +17,7 @@ ASKS = ("--help", "--print_config")
 """Options that ask for a text instead of a run."""
 
 
-def value_of(text: str) -> object:
+def parse_value(text: str) -> object:
     """The value of an option: lists, mappings, true, false and null as YAML, all else as text."""
     try:
         return load_yaml(text) if re.match(r"[\[{]|(?i:null|true|false)$", text) else text
@@ -54,7 +54,7 @@ def _missing(file: str, error: OSError) -> RecipeError:
     here = sorted(map(str, folder.glob("*.y*ml")))
     near = f" Recipes there: {', '.join(here) or 'none'}."
     if isinstance(error, FileNotFoundError):
-        near = did_you_mean(file, here, cutoff=0.7) or recipe_like(file) or near
+        near = suggest_name(file, here, cutoff=0.7) or suggest_recipe(file) or near
     return RecipeError(
         f"no recipe at {file!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
         "name that 'turnrl recipes' lists."

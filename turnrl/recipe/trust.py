@@ -25,10 +25,16 @@ from pathlib import Path
 import yaml
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.plugin.hooks import GROUP, look_also_in
-from turnrl.plugin.text import say_once, visible
+from turnrl.plugin.hooks import GROUP, add_module_folder
+from turnrl.plugin.text import make_visible, say_once
 from turnrl.recipe.bundled import bundled_recipes
-from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
+from turnrl.recipe.merging import (
+    Contents,
+    expand_variables,
+    map_values,
+    may_be_secret,
+    variable_names,
+)
 from turnrl.runs.config import load_yaml
 
 TRUST = "--trust"
@@ -47,7 +53,7 @@ _NAME = re.compile(r"[^\W\d]\w*(?:[.:][^\W\d][\w-]*)+")
 """A dotted path, or the name of an environment after its module: `my_module:Maze-v0`."""
 
 
-def marked(text: str) -> str:
+def mark_text(text: str) -> str:
     """The text of a recipe with a last line by which `is_marked` knows it.
 
     The line is a digest that needs a key in the user's state folder, so nobody else can write it.
@@ -100,7 +106,7 @@ def is_own(file: Path, text: str) -> bool:
     return not of_run and file.resolve().is_relative_to(Path.cwd())
 
 
-def needs_trust(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
+def find_untrusted(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
     """What a recipe names that takes trust, by key: code outside of turnrl, installed plugins and
     trusted libraries, servers elsewhere, and variables that may hold keys.
 
@@ -113,17 +119,17 @@ def needs_trust(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
     def look(value: object, key: str) -> object:
         key = key.replace(".init_args", "").lstrip(".")
         filled = os.path.expandvars(value) if isinstance(value, str) else value
-        for name in {*names_in(value), *names_in(filled)}:
+        for name in {*find_names(value), *find_names(filled)}:
             if _exists(re.split("[.:]", name)[0], folders) and not _is_trusted(name):
                 found[key] = name
-        if isinstance(value, str) and (_is_program(key, value) or _leads_out(key, value)):
+        if isinstance(value, str) and (_is_program(key, value) or _is_external(key, value)):
             found[key] = value
         inner = _as_yaml(value) if isinstance(value, str) else value
         if inner != value and isinstance(inner, str | dict | list):
-            each_value(inner, look, key)
+            map_values(inner, look, key)
         return value
 
-    each_value(contents, look)
+    map_values(contents, look)
     return found
 
 
@@ -135,14 +141,14 @@ def _is_program(key: str, value: str) -> bool:
     return True
 
 
-def _leads_out(key: str, value: str) -> bool:
+def _is_external(key: str, value: str) -> bool:
     """True if a setting is the address of a server elsewhere, or may hold a key of the user's."""
     if re.match(r"\s*(https?|wss?)://", value, re.IGNORECASE):
         from turnrl.plugin.patience import is_loopback  # loads asyncio, and is seldom needed
 
         if not is_loopback(os.path.expandvars(value)):
             return True
-    return any(map(may_be_secret, variables(value))) and filled_in(value, key) != value
+    return any(map(may_be_secret, variable_names(value))) and expand_variables(value, key) != value
 
 
 def _as_yaml(text: str) -> object:
@@ -153,7 +159,7 @@ def _as_yaml(text: str) -> object:
         return None
 
 
-def names_in(value: object) -> Collection[str]:
+def find_names(value: object) -> Collection[str]:
     """The dotted paths in a value of a recipe. jsonargparse reads a text as YAML too."""
     if not isinstance(value, str):
         return ()
@@ -186,7 +192,7 @@ def _is_trusted(name: str) -> bool:
     return isinstance(meant, type) and f"{meant.__module__}.".startswith(trusted)
 
 
-def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) -> None:
+def require_consent(where: str, contents: Contents, folder: Path, trusts: bool) -> None:
     """Name what a stranger's recipe would run, ask or use, and refuse it unless the user agrees.
 
     Args:
@@ -197,10 +203,10 @@ def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) ->
     Raises:
         RecipeError: With everything that is named.
     """
-    named = needs_trust(contents, (str(Path.cwd()), str(folder.absolute())))
+    named = find_untrusted(contents, (str(Path.cwd()), str(folder.absolute())))
     if not named:
         return
-    listed = ", ".join(f"{key}: {visible(name):.200}" for key, name in named.items())
+    listed = ", ".join(f"{key}: {make_visible(name):.200}" for key, name in named.items())
     if not trusts:
         raise RecipeError(
             f"{where!r} was not written by you on this machine, and it would run code of no "
@@ -213,13 +219,13 @@ def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) ->
 
 def import_from(contents: Contents, *folders: Path) -> None:
     """Make modules importable that a recipe names and that lie in these folders; see
-    `look_also_in`."""
+    `add_module_folder`."""
     tops = set[str]()
 
     def look(value: object, key: str) -> object:
-        tops.update(re.split("[.:]", name)[0] for name in names_in(value))
+        tops.update(re.split("[.:]", name)[0] for name in find_names(value))
         return value
 
-    each_value(contents, look)
+    map_values(contents, look)
     for folder in folders:
-        look_also_in(folder, tops)
+        add_module_folder(folder, tops)

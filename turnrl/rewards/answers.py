@@ -12,7 +12,8 @@ from turnrl.plugin.text import has_content, normalize_answer
 from turnrl.types import AnswerRule, Phrase, Question, ToolResult, Trajectory
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-"""The paper's four curves, whatever the rewards are; see `turnrl.rewards.scoring.curves`."""
+"""The paper's four curves, whatever the rewards are; see
+`turnrl.rewards.scoring.compute_curves`."""
 
 
 def _rule(question: Question, function: str) -> AnswerRule:
@@ -71,7 +72,7 @@ def usable_answers(question: Question) -> tuple[str, ...]:
     return tuple(accepted for accepted in question.answers if rule.read(accepted) is not None)
 
 
-def says_nothing(answer: str | None, question: Question) -> bool:
+def is_empty_answer(answer: str | None, question: Question) -> bool:
     """True if there is no answer, or nothing is left of it by the question's rule and by SQuAD's
     normalisation. Nothing is left of punctuation and of characters that nobody sees."""
     rule = _rule(question, "says_nothing")
@@ -85,7 +86,7 @@ def says_nothing(answer: str | None, question: Question) -> bool:
 _VERDICTS = {"yes", "no", "true", "false"}
 
 
-def can_be_found(question: Question) -> bool:
+def is_searchable(question: Question) -> bool:
     """True if finding an accepted answer in a text is meaningful.
 
     It is meaningless if an accepted answer is yes, no, true or false, which occur in many texts, or
@@ -103,7 +104,7 @@ def can_be_found(question: Question) -> bool:
 
 def answer_in_results(results: Iterable[ToolResult], question: Question) -> bool:
     """True if an accepted answer occurs in a successful result, and the question's answers
-    `can_be_found` at all.
+    `is_searchable` at all.
 
     Args:
         results: Tool results of a turn, or of a trajectory.
@@ -111,13 +112,13 @@ def answer_in_results(results: Iterable[ToolResult], question: Question) -> bool
     """
     texts = [result.content for result in results if result.ok]
     return (
-        bool(texts) and can_be_found(question) and any(contains_answer(t, question) for t in texts)
+        bool(texts) and is_searchable(question) and any(contains_answer(t, question) for t in texts)
     )
 
 
 def finds_answer(trajectory: Trajectory, turn: int) -> bool:
     """True if a successful result of a turn contains an accepted answer that the policy had not
-    written into a call until then, and the question's answers `can_be_found` at all.
+    written into a call until then, and the question's answers `is_searchable` at all.
 
     A tool may repeat what it was asked ("no page about Paris"), so words of a call are nothing
     found.
@@ -128,7 +129,7 @@ def finds_answer(trajectory: Trajectory, turn: int) -> bool:
     """
     question = trajectory.question
     texts = [result.content for result in trajectory.turns[turn].results if result.ok]
-    if not texts or not can_be_found(question):
+    if not texts or not is_searchable(question):
         return False
     occurs_in = _rule(question, "finds_answer").occurs_in
     found = [a for a in usable_answers(question) if any(occurs_in(text, a) for text in texts)]

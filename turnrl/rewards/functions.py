@@ -12,7 +12,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, final
 
-from turnrl.agent.functions import name_of, parameters_of
+from turnrl.agent.functions import get_parameters, name_function
 from turnrl.agent.running import on_loop
 from turnrl.plugin.errors import (
     DataError,
@@ -63,9 +63,9 @@ class FunctionReward(Reward):
     ) -> None:
         self.weight, self.is_cost, self.right_at = weight, is_cost, right_at
         check_numbers("FunctionReward.", self, "weight", optional=False)
-        which = name_of(function)
+        which = name_function(function)
         bound = function.keywords if isinstance(function, partial) else {}
-        taken = [p for p in parameters_of(function) if p.name not in bound]
+        taken = [p for p in get_parameters(function) if p.name not in bound]
         names = [p.name for p in taken]
         self.of_batch = "completions" in names
         self.by_turn = not self.of_batch and "turn" in names
@@ -108,11 +108,13 @@ class FunctionReward(Reward):
         """If the function scores batches, have it score all trajectories at once."""
         if not self.of_batch or not trajectories:
             return None
-        paid, figures = self._pay(trajectories)
+        paid, figures = self._score_batch(trajectories)
         self._paid = {id(t): (t, score) for t, score in zip(trajectories, paid, strict=True)}
         return figures
 
-    def _pay(self, trajectories: Sequence[Trajectory]) -> tuple[list[float], Mapping[str, float]]:
+    def _score_batch(
+        self, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[float], Mapping[str, float]]:
         """The scores that the function returns for a batch, and the figures that it logs."""
         logged: dict[str, list[float]] = {}
 
@@ -136,7 +138,7 @@ class FunctionReward(Reward):
         """The function's result times the weight."""
         if self.of_batch:
             prepared = self._paid.get(id(trajectory))
-            return prepared[1] if prepared else self._pay([trajectory])[0][0]
+            return prepared[1] if prepared else self._score_batch([trajectory])[0][0]
         own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
         columns = self._columns([trajectory.question], own)
         row = {name: value for name, (value,) in columns.items()}

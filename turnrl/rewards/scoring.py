@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from turnrl.agent.parts import with_functions
+from turnrl.agent.parts import convert_functions
 from turnrl.plugin.errors import (
     ArgumentTypeError,
     DataError,
     PluginError,
     blaming,
+    describe_value,
     is_finite,
-    kind_of,
 )
 from turnrl.rewards.answers import CURVES as CURVES
-from turnrl.rewards.answers import can_be_found, exact_match, finds_answer
+from turnrl.rewards.answers import exact_match, finds_answer, is_searchable
 from turnrl.types import Group, Reward, RewardComponent, SampledPolicy, Trajectory
 
 MOST = 1e9
@@ -64,7 +64,7 @@ def score_group(
         PluginError: If a reward raises, or returns something that is not a finite number.
 
     """
-    return score_groups([trajectories], rewards_of(rewards), turns, policy)[0]
+    return score_groups([trajectories], convert_rewards(rewards), turns, policy)[0]
 
 
 def score_groups(
@@ -82,7 +82,7 @@ def score_groups(
         for name, figure in _prepare(reward, every, policy).items():
             figures.setdefault(name, []).append(figure)
     logged = {name: fmean(values) for name, values in figures.items()}
-    return tuple(replace(_scored(group, rewards, turns), logged=logged) for group in groups)
+    return tuple(replace(_make_group(group, rewards, turns), logged=logged) for group in groups)
 
 
 def _prepare(
@@ -106,7 +106,8 @@ def _check_group(trajectories: Sequence[Trajectory]) -> None:
     for item in [trajectories] if alone else trajectories:
         if alone or not isinstance(item, Trajectory):
             raise ArgumentTypeError(
-                f"a group to score {'is' if alone else 'holds'} {kind_of(item)}. Give a list of "
+                f"a group to score {'is' if alone else 'holds'} {describe_value(item)}. Give a "
+                f"list of "
                 "the attempts at one question, such as module.ask([question], samples=4)."
             )
     if len({(t.question.id, t.question.text) for t in trajectories}) != 1:
@@ -116,7 +117,7 @@ def _check_group(trajectories: Sequence[Trajectory]) -> None:
         )
 
 
-def _scored(
+def _make_group(
     trajectories: Sequence[Trajectory], rewards: Sequence[Reward], turns: int | None
 ) -> Group:
     size = len(trajectories)
@@ -168,14 +169,14 @@ def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     return value
 
 
-def curves(trajectory: Trajectory) -> dict[str, float | None]:
+def compute_curves(trajectory: Trajectory) -> dict[str, float | None]:
     """The paper's four curves for one trajectory.
 
     `exact_match`: the question accepts the answer; None if it has no accepted answer.
     `tool_execution`: share of attempted calls that succeeded, 0 if none was attempted; a call that
     was never answered did not succeed. `answer_in_results`: an accepted answer occurs in the tool
     results as the policy read them, and not in the calls before (`finds_answer`); None where that
-    says nothing (see `can_be_found`). `format`:
+    says nothing (see `is_searchable`). `format`:
     every turn was well formed and the last one answered, or a tool ended the attempt.
     """
     question, results = trajectory.question, trajectory.results
@@ -185,33 +186,33 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
         exact_match(trajectory.answer, question) if question.answers else None,
         sum(r.ok for r in results) / max(attempted, 1),
         any(map(partial(finds_answer, trajectory), range(len(trajectory.turns))))
-        if can_be_found(question)
+        if is_searchable(question)
         else None,
         well_formed and (trajectory.answer is not None or trajectory.ended_by == "tool"),
     )
     return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}
 
 
-def curve_tallies(shown: Sequence[Mapping[str, float | None]]) -> dict[str, Tally]:
+def tally_curves(shown: Sequence[Mapping[str, float | None]]) -> dict[str, Tally]:
     """The curves of several trajectories, each over the trajectories for which it is not None.
 
     Args:
-        shown: The `curves` of each trajectory.
+        shown: The `compute_curves` of each trajectory.
     """
     columns = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
     return {name: Tally(sum(values), len(values)) for name, values in columns.items()}
 
 
-def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Tally]:
+def tally_groups(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Tally]:
     """The figures of scored groups over their trajectories, without branches.
 
     They are the four curves, `findable` (the share of trajectories that have an
     `answer_in_results`, whose mean is over those alone), the rewards by component, by kind and in
     total, and the figures in rewards' notes.
     """
-    shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
+    shown = [compute_curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)
-    tallies = curve_tallies(shown)
+    tallies = tally_curves(shown)
     tallies["findable"] = Tally(tallies["answer_in_results"].count, size)
     totals = [(group.component_totals, group.trunks) for group in groups]
     for name in dict.fromkeys(component_name(reward) for reward in rewards):
@@ -227,14 +228,16 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     return tallies | {f"reward/{name}": Tally(value, size) for name, value in sums.items()}
 
 
-def rewards_of(rewards: Sequence[Reward | Callable[..., object]]) -> list[Reward]:
+def convert_rewards(rewards: Sequence[Reward | Callable[..., object]]) -> list[Reward]:
     """The rewards of a list that may contain functions.
 
     Raises:
         ArgumentTypeError: If it is not a list of rewards and functions.
         RecipeError: If a function takes something other than an attempt.
     """
-    return with_functions(Reward, "rewards", rewards, _make_reward, "TurnReward or OutcomeReward")
+    return convert_functions(
+        Reward, "rewards", rewards, _make_reward, "TurnReward or OutcomeReward"
+    )
 
 
 def _make_reward(function: Callable[..., object]) -> Reward:

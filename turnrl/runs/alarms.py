@@ -80,7 +80,7 @@ class Alarm:
     text: str
 
 
-def alarms(rows: Iterable[Mapping[str, float]]) -> list[Alarm]:
+def find_alarms(rows: Iterable[Mapping[str, float]]) -> list[Alarm]:
     """The alarms of a run, in the order in which they were noticed, at most one per rule. Further
     rows do not change earlier alarms.
 
@@ -102,12 +102,12 @@ def alarms(rows: Iterable[Mapping[str, float]]) -> list[Alarm]:
 # -------------------------------------------------------------------------------------- the rules
 
 
-def _tool_use(rows: Rows) -> Alarm | None:
+def _check_tool_use(rows: Rows) -> Alarm | None:
     iterations, (values,) = _columns(rows, _TOOLS)
     before = _NONE_YET
-    for now in _levels(values):
+    for now in _window_means(values):
         fell = now.mean <= TOOL_USE * before.mean and _exceeds_noise(values, before, now)
-        if fell and (began := _began(iterations, values, now.place, before.mean, now.mean)):
+        if fell and (began := _find_onset(iterations, values, now.place, before.mean, now.mean)):
             change = f"{_TOOLS} {before.mean:.2f} -> {now.mean:.2f}"
             text = f"tool use fell from iteration {began} on: {change}"
             return Alarm("tool use", began, iterations[now.place], (_TOOLS,), text)
@@ -117,23 +117,23 @@ def _tool_use(rows: Rows) -> Alarm | None:
 
 
 
-def _groups(rows: Rows) -> Alarm | None:
+def _check_groups(rows: Rows) -> Alarm | None:
     iterations, (values, match) = _columns(rows, _GROUPS, _MATCH)
     unsolved = [share - right for share, right in zip(values, match, strict=True)]
     speaks = _first_above_0(match)
-    for now, right in zip(_levels(unsolved), _levels(match), strict=True):
+    for now, right in zip(_window_means(unsolved), _window_means(match), strict=True):
         rose = now.mean >= GROUPS
-        if rose and (began := _began(iterations, unsolved, now.place, 0.0, now.mean, speaks)):
+        if rose and (began := _find_onset(iterations, unsolved, now.place, 0.0, now.mean, speaks)):
             share = f"{_GROUPS} {now.mean + right.mean:.2f}, with {_MATCH} {right.mean:.2f}"
             text = f"groups taught nothing from iteration {began} on: {share}"
             return Alarm("groups", began, iterations[now.place], (_GROUPS,), text)
     return None
 
 
-def _costs(rows: Rows) -> Alarm | None:
+def _check_costs(rows: Rows) -> Alarm | None:
     iterations, (acted, idle, errors) = _columns(rows, _ACTED, _IDLE, _ERROR)
     less = [with_call - without for with_call, without in zip(acted, idle, strict=True)]
-    levels = zip(*map(_levels, (less, acted, idle, [e * e for e in errors])), strict=True)
+    levels = zip(*map(_window_means, (less, acted, idle, [e * e for e in errors])), strict=True)
     for now, acting, resting, squared in levels:
         needed = math.sqrt(COSTS**2 + 4 * math.log(now.place + 1))
         if now.mean >= -needed * math.sqrt(squared.mean / squared.size) - 1e-6:
@@ -152,7 +152,7 @@ def _costs(rows: Rows) -> Alarm | None:
 
 
 _RULES: tuple[Callable[[Rows], Alarm | None], ...]
-_RULES = (_tool_use, _groups, _costs)
+_RULES = (_check_tool_use, _check_groups, _check_costs)
 
 
 # -------------------------------------------------------------------------------- what they share
@@ -169,7 +169,7 @@ class _Level(NamedTuple):
 _NONE_YET = _Level(0, -math.inf, 1)
 
 
-def _levels(values: Sequence[float]) -> list[_Level]:
+def _window_means(values: Sequence[float]) -> list[_Level]:
     windows = (values[max(t - WINDOW, 0) : t] for t in range(1, len(values) + 1))
     return [_Level(t, sum(w) / len(w), len(w)) for t, w in enumerate(windows)]
 
@@ -199,7 +199,7 @@ def _exceeds_noise(values: Sequence[float], before: _Level, now: _Level) -> bool
     return before.mean - now.mean > 5 * deviation * math.sqrt(1 / before.size + 1 / now.size)
 
 
-def _began(
+def _find_onset(
     iterations: Sequence[int],
     values: Sequence[float],
     place: int,

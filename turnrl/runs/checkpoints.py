@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnrl.plugin.errors import CheckpointError, did_you_mean
-from turnrl.runs.find import KEPT, runs_in
+from turnrl.plugin.errors import CheckpointError, suggest_name
+from turnrl.runs.find import KEPT, list_runs
 
 LATEST = ("best", "last")
 """Checkpoints of a run by name, the preferred one first."""
@@ -28,7 +28,7 @@ class Position(NamedTuple):
     step: int
 
 
-def position(checkpoint: Mapping[str, Any]) -> Position:
+def read_position(checkpoint: Mapping[str, Any]) -> Position:
     """The position in training of a checkpoint's policy."""
     steps: int = checkpoint["global_step"]
     current = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
@@ -37,8 +37,8 @@ def position(checkpoint: Mapping[str, Any]) -> Position:
     return Position(iterations if steps else 0, steps)
 
 
-def newest(home: Path, name: str) -> Path:
-    """A checkpoint of the newest run that has it; see `runs_in`.
+def newest_checkpoint(home: Path, name: str) -> Path:
+    """A checkpoint of the newest run that has it; see `list_runs`.
 
     Args:
         home: The folder of the runs.
@@ -46,8 +46,8 @@ def newest(home: Path, name: str) -> Path:
     Raises:
         CheckpointError: If no run has it.
     """
-    for run in runs_in(home):
-        if file := named_in(run, (name,)):
+    for run in list_runs(home):
+        if file := find_named_checkpoint(run, (name,)):
             return file
     raise CheckpointError(
         f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
@@ -56,7 +56,7 @@ def newest(home: Path, name: str) -> Path:
     )
 
 
-def named_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
+def find_named_checkpoint(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
     """The checkpoint in a folder, or in its `checkpoints`, with the first of the names that exists;
     None if there is none."""
     for name in names:
@@ -66,15 +66,15 @@ def named_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
     return None
 
 
-def kept_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
-    """The checkpoint of `named_in`, or else the newest: a run made from Python may have Lightning's
+def find_checkpoint(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
+    """The checkpoint of `find_named_checkpoint`, or else the newest: a run made from Python may have Lightning's
     own callback, which gives checkpoints other names."""
     files = [*folder.glob(KEPT), *folder.glob("*.ckpt")]
     last = max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
-    return named_in(folder, names) or last
+    return find_named_checkpoint(folder, names) or last
 
 
-def exported_in(folder: Path) -> Path | None:
+def find_exported(folder: Path) -> Path | None:
     """The first of a folder, its `model` and its `adapter` that holds an exported policy; None if
     none does."""
     for path in (folder, *(folder / name for name in EXPORTED)):
@@ -96,11 +96,11 @@ def checkpoint_to_resume(path: str) -> str:
     if folder.is_file():
         raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
     if not folder.is_dir():
-        near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
+        near = suggest_name(path, LATEST) or " Runs keep theirs in their checkpoints/."
         raise CheckpointError(f"no checkpoint at {path!r}.{near}")
-    if file := kept_in(folder.parent if folder.name in EXPORTED else folder, ("last",)):
+    if file := find_checkpoint(folder.parent if folder.name in EXPORTED else folder, ("last",)):
         return checkpoint_to_resume(str(file))
-    exported = exported_in(folder)
+    exported = find_exported(folder)
     if exported is None:
         raise CheckpointError(f"no checkpoint in {path!r}. {runs_with_checkpoints(folder)}")
     whole = (exported / "config.json").is_file()

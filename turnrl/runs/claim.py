@@ -33,7 +33,7 @@ def refuse_other_run(folder: Path, checkpoint: str | Path | None) -> None:
         )
 
 
-def writable_part(folder: Path) -> Path:
+def find_writable(folder: Path) -> Path:
     """Find the folder, or the nearest existing folder above it, and try to write there.
 
     Raises:
@@ -65,7 +65,7 @@ def next_version(home: Path) -> int:
 
 
 @contextlib.contextmanager
-def claimed(home: Path) -> Iterator[int]:
+def claim_number(home: Path) -> Iterator[int]:
     """Claim the number of a new run by making its folder, so that no other run takes it. A folder
     that is empty at the end is removed, and so are the folders above that were made for it.
 

@@ -124,7 +124,7 @@ class RecordedAttempt:
         parent: Of a branch, the member that it came from; null for others.
         ended_by: Why the trajectory ended.
         answer: The final answer; null if there is none.
-        exact_match: One of the four curves (`turnrl.rewards.scoring.curves`), like the next three.
+        exact_match: One of the four curves (`turnrl.rewards.scoring.compute_curves`), like the next three.
         tool_execution: See `exact_match`.
         answer_in_results: See `exact_match`; null where it would say nothing.
         format: See `exact_match`.
@@ -302,7 +302,7 @@ def restore(kind: Any, value: Any, name: str = "") -> Any:
         items = dataclasses.is_dataclass(parts[0])
         return tuple(restore(parts[0], item, name) for item in value) if items else tuple(value)
     if origin is Mapping:
-        return json_object(value) or {}
+        return parse_json_object(value) or {}
     if kind is int and not 0 <= value <= _MOST:
         raise DataError(f"{name} is {value}")
     return value
@@ -321,7 +321,7 @@ def check_row(row: Columns) -> None:
         raise DataError("begins is beyond the turns")
 
 
-def json_object(text: str | None) -> dict[str, Any] | None:
+def parse_json_object(text: str | None) -> dict[str, Any] | None:
     """The JSON object in a column; None if the text is not a JSON object."""
     try:
         value = json.loads(text or "{}")

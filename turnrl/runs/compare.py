@@ -14,10 +14,10 @@ from functools import cached_property
 from statistics import fmean
 
 from turnrl.plugin.errors import DataError
-from turnrl.runs.find import find_run, run_at
+from turnrl.runs.find import find_run, resolve_run
 from turnrl.runs import record
-from turnrl.runs.load import Run, experiments, open_runs
-from turnrl.runs.statistics import Difference, difference, over_seeds
+from turnrl.runs.load import Run, group_experiments, open_runs
+from turnrl.runs.statistics import Difference, paired_difference, difference_over_seeds
 
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
@@ -120,7 +120,7 @@ def open_sides(
     Raises:
         DataError: If there is no run or no such evaluation, or nothing to compare.
     """
-    placed = [_placed(place, iteration) for place in places]
+    placed = [_parse_place(place, iteration) for place in places]
     folders = [find_run(place, "figures") for place, _ in placed]
     homes = {folder.resolve(): folder for folder in reversed(folders)}  # as first named
     order = [*dict.fromkeys(folder.resolve() for folder in folders)]
@@ -130,7 +130,7 @@ def open_sides(
         number = order.index(folder.resolve())
         evaluations.append(_evaluation(runs[number], number, split, wanted))
     _refuse_twice(places, evaluations)
-    return _sides(runs, evaluations, [wanted for _, wanted in placed])
+    return _make_sides(runs, evaluations, [wanted for _, wanted in placed])
 
 
 def sides_of(runs: Sequence[Run], split: str = "val") -> list[Side]:
@@ -143,10 +143,10 @@ def sides_of(runs: Sequence[Run], split: str = "val") -> list[Side]:
         DataError: If a run has no such evaluation.
     """
     every = [_evaluation(run, number, split, None) for number, run in enumerate(runs)]
-    return _sides(runs, every, [None] * len(every))
+    return _make_sides(runs, every, [None] * len(every))
 
 
-def _sides(
+def _make_sides(
     runs: Sequence[Run], evaluations: Sequence[Evaluation], wanted: Sequence[int | None]
 ) -> list[Side]:
     """
@@ -155,19 +155,19 @@ def _sides(
         evaluations: Evaluations of these runs.
         wanted: For each evaluation, the iteration that was asked for.
     """
-    alike = {number: n for n, numbers in enumerate(experiments(runs)) for number in numbers}
+    alike = {number: n for n, numbers in enumerate(group_experiments(runs)) for number in numbers}
     sides: dict[object, list[Evaluation]] = {}
     for evaluation, iteration in zip(evaluations, wanted, strict=True):
         sides.setdefault((alike[evaluation.number], iteration), []).append(evaluation)
     parts = [*sides.values()] if len(sides) > 1 else [[evaluation] for evaluation in evaluations]
-    return [_side(part, len(runs) < len(evaluations)) for part in parts]
+    return [_make_side(part, len(runs) < len(evaluations)) for part in parts]
 
 
-def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
+def _parse_place(place: str, iteration: int | None) -> tuple[str, int | None]:
     """The run and the iteration of a place such as `run@10`, which may also be the name of a
     run."""
     run, at, number = place.rpartition("@")
-    named = bool(at) and number.isdigit() and run_at(place) is None
+    named = bool(at) and number.isdigit() and resolve_run(place) is None
     return (run, int(number)) if named else (place, iteration)
 
 
@@ -189,7 +189,7 @@ def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation]) -> N
         )
 
 
-def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
+def _make_side(evaluations: Sequence[Evaluation], several: bool) -> Side:
     """
     Args:
         evaluations: One per seed.
@@ -199,7 +199,7 @@ def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
     return Side(", ".join(names), evaluations)
 
 
-def id_of(row: record.Row) -> str:
+def question_key(row: record.Row) -> str:
     """The key of a question: its id, or its text if it has no id."""
     return str(row["question_id"] or row["question"])
 
@@ -209,7 +209,7 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
     several (`trainer.val_check_interval`)."""
     rows: list[record.Row] = []
     seen: dict[int, None] = {}
-    for file in reversed(record.files(run.folder, split)):  # the newest policy first
+    for file in reversed(record.list_files(run.folder, split)):  # the newest policy first
         here = record.read_checked(file, _COLUMNS)
         if not here:
             continue
@@ -227,7 +227,7 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
         )
     questions: dict[str, list[record.Row]] = {}
     for row in rows:
-        questions.setdefault(id_of(row), []).append(row)
+        questions.setdefault(question_key(row), []).append(row)
     return Evaluation(run, number, wanted, questions)
 
 
@@ -242,10 +242,10 @@ def compare(sides: Sequence[Side]) -> list[Comparison]:
     Raises:
         DataError: If two sides were not asked the same questions, or have no seed in common.
     """
-    return [_compared(sides[0], side) for side in sides[1:]]
+    return [_compare_sides(sides[0], side) for side in sides[1:]]
 
 
-def _compared(first: Side, second: Side) -> Comparison:
+def _compare_sides(first: Side, second: Side) -> Comparison:
     notes: list[str] = []
     first, second = _by_seed(first, second, notes)
     every = (*first.evaluations, *second.evaluations)
@@ -356,6 +356,6 @@ def _figure(
     columns, seeds = [*zip(*full, strict=True)], len(first.evaluations)
     if seeds == 1:
         before, after = columns
-        return difference(before, after, record.success(name, [*before, *after]))
+        return paired_difference(before, after, record.success_value(name, [*before, *after]))
     means = [fmean(column) for column in columns]
-    return over_seeds(means[:seeds], means[seeds:])
+    return difference_over_seeds(means[:seeds], means[seeds:])

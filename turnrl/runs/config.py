@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from turnrl.plugin.errors import in_short
+from turnrl.plugin.errors import summarize_error
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "record", "ckpt_path")
 """The keys at the top of a recipe."""
@@ -59,29 +59,29 @@ def load_yaml(source: str | TextIO) -> Any:
     except (ValueError, RecursionError) as error:  # a date or a number that Python does not have
         if isinstance(error, UnicodeDecodeError):
             raise
-        raise yaml.YAMLError(in_short(error)) from error
-    if _size(contents, {}) > _MOST_VALUES:
+        raise yaml.YAMLError(summarize_error(error)) from error
+    if _count_values(contents, {}) > _MOST_VALUES:
         raise yaml.YAMLError(f"its aliases stand for more than {_MOST_VALUES:,} values")
     return contents
 
 
-def _size(value: object, sizes: dict[int, float]) -> float:
+def _count_values(value: object, sizes: dict[int, float]) -> float:
     """The number of values in YAML's contents; infinite if an alias stands for what it is in."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in sizes:
         sizes[id(value)] = math.inf
         items = value.values() if isinstance(value, dict) else value
-        sizes[id(value)] = 1 + sum(_size(item, sizes) for item in items)
+        sizes[id(value)] = 1 + sum(_count_values(item, sizes) for item in items)
     return sizes[id(value)]
 
 
-def flat_settings(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+def flatten_settings(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
     """The settings of a recipe by dotted keys, such as `model.policy.model`. Values that are not
     text are JSON."""
     for key, value in settings.items():
         name = f"{before}{key}"
         if isinstance(value, dict) and value:
-            yield from flat_settings(value, f"{name}.")
+            yield from flatten_settings(value, f"{name}.")
         else:
             yield name, value if isinstance(value, str) else json.dumps(value, default=str)

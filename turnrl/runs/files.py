@@ -31,7 +31,7 @@ def whole_file(file: Path) -> Iterator[Path]:
         written.unlink()  # of a stranger: it would write over another file
     try:
         with written.open("ab") as held:
-            _locked(held)
+            _try_lock(held)
             yield written
             os.fsync(held.fileno())  # the move must not reach the disk before the contents
             written.replace(file)
@@ -47,11 +47,11 @@ def remove_torn(folder: Path) -> None:
     is writing stays."""
     for file in folder.glob(f"*{_TORN}"):
         with contextlib.suppress(OSError), file.open("ab") as held:
-            if _locked(held):
+            if _try_lock(held):
                 file.unlink()
 
 
-def _locked(held: BinaryIO) -> bool:
+def _try_lock(held: BinaryIO) -> bool:
     """Lock a file until it is closed. False if another process has it, or if files have no locks
     here."""
     try:

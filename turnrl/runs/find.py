@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from turnrl.plugin.errors import DataError, RecipeError, TurnRLError, did_you_mean
+from turnrl.plugin.errors import DataError, RecipeError, TurnRLError, suggest_name
 
 RUNS = Path("runs")
 """The folder in which runs lie, unless `trainer.logger` names another."""
@@ -47,13 +47,13 @@ def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "
         RecipeError: If a recipe is needed, and there is no run, or the run has no recipe.
     """
     noun, error, _ = _NEEDS[needs]
-    run = run_at(word)
+    run = resolve_run(word)
     if run is None:
-        raise error(f"no {noun} at {str(word)!r}.{run_like(word)} {_GIVE}")
-    return require(run, needs)
+        raise error(f"no {noun} at {str(word)!r}.{suggest_run(word)} {_GIVE}")
+    return require_files(run, needs)
 
 
-def require(run: Path, needs: str) -> Path:
+def require_files(run: Path, needs: str) -> Path:
     """Return a run's folder if it holds what is needed; see `find_run`.
 
     Raises:
@@ -76,21 +76,21 @@ def require(run: Path, needs: str) -> Path:
     )
 
 
-def run_at(word: str | Path) -> Path | None:
+def resolve_run(word: str | Path) -> Path | None:
     """The run folder that `word` names, or None. See `find_run`."""
     named = RUNS / word
-    inner = run_in(named)
+    inner = find_run_in(named)
     # only a name counts, not a path to something inside a run
     by_name = inner if inner is not None and named in (inner, inner.parent) else None
-    return run_in(Path(word)) or by_name
+    return find_run_in(Path(word)) or by_name
 
 
-def run_in(path: Path) -> Path | None:
+def find_run_in(path: Path) -> Path | None:
     """The run that contains a path, or else the newest run inside it; None if there is neither."""
     inside = path.parent if path.is_file() else path
     if inside.name in _PARTS and is_run(inside.parent):
         return inside.parent
-    return inside if is_run(inside) else next(iter(runs_in(path)), None)
+    return inside if is_run(inside) else next(iter(list_runs(path)), None)
 
 
 def is_run(folder: Path) -> bool:
@@ -99,18 +99,18 @@ def is_run(folder: Path) -> bool:
     return has_file or any(any(folder.glob(pattern)) for pattern in (_RECORD[1], KEPT))
 
 
-def runs_in(home: Path) -> list[Path]:
+def list_runs(home: Path) -> list[Path]:
     """The runs in a folder of runs: first those that trained, then the others, each newest
     first."""
     runs = filter(is_run, home.glob("*"))
-    return sorted(runs, key=lambda run: (_has_trained(run), _began(run)), reverse=True)
+    return sorted(runs, key=lambda run: (_has_trained(run), _start_time(run)), reverse=True)
 
 
 def _has_trained(run: Path) -> bool:
     return any(run.glob(KEPT))
 
 
-def _began(run: Path) -> float:
+def _start_time(run: Path) -> float:
     """The time at which a run began. Its recipe is its first file; a run made from Python has no
     recipe, so its other files are looked at."""
     config = run / "config.yaml"
@@ -119,7 +119,7 @@ def _began(run: Path) -> float:
     return min((file.stat().st_mtime for file in files), default=0.0)
 
 
-def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
+def suggest_run(word: str | Path, others: Iterable[str] = ()) -> str:
     """` Did you mean quickstart?` if a run has a similar name, or else all names. For an existing
     folder: the folders of runs in it.
 
@@ -131,10 +131,10 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
     paths = (Path(word), RUNS / word)
     siblings = (path for path in paths[0].parent.glob("*") if path != paths[0])
     beside = [str(path) for path in siblings if path.is_dir()]
-    inside = [str(path) for home in paths for path in sorted(home.glob("*")) if runs_in(path)]
+    inside = [str(path) for home in paths for path in sorted(home.glob("*")) if list_runs(path)]
     if inside:
         return f" It has folders of runs: {', '.join(inside)}."
     if here := next((path for path in paths if path.is_dir()), None):
         return f" The folder {str(here)!r} holds no run."
-    near = did_you_mean(str(word), [*names, *beside, *others])
+    near = suggest_name(str(word), [*names, *beside, *others])
     return near or (f" There are {', '.join(names)}." if names else "")

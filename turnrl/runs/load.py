@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from turnrl.plugin.errors import DataError, in_short
+from turnrl.plugin.errors import DataError, summarize_error
 from turnrl.runs import record
-from turnrl.runs.config import COMMAND, SECTIONS, SEEDS, flat_settings, load_yaml
+from turnrl.runs.config import COMMAND, SECTIONS, SEEDS, flatten_settings, load_yaml
 from turnrl.runs.files import read_table
 from turnrl.runs.find import find_run
 
@@ -97,7 +97,7 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     for number, folder in enumerate(folders):
         if folder.resolve() in {earlier.resolve() for earlier in folders[:number]}:
             raise DataError(f"the run {str(folder)!r} is named twice. Name each once.")
-    return [_opened(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    return [_open_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -106,10 +106,10 @@ def _names(folders: Sequence[Path]) -> list[str]:
     versions = [path.name.startswith("version_") for path in whole]
     homes = zip(whole, versions, strict=True)
     names = [path.parent.name if version else path.name for path, version in homes]
-    return names if len({*names}) == len(names) else distinct_ends(whole, 1 + any(versions))
+    return names if len({*names}) == len(names) else shorten_paths(whole, 1 + any(versions))
 
 
-def distinct_ends(paths: Sequence[Path], least: int = 1) -> list[str]:
+def shorten_paths(paths: Sequence[Path], least: int = 1) -> list[str]:
     """The shortest distinct ends of paths, each of at least `least` parts."""
     for depth in range(least, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
@@ -118,41 +118,41 @@ def distinct_ends(paths: Sequence[Path], least: int = 1) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _opened(folder: Path, name: str) -> Run:
+def _open_run(folder: Path, name: str) -> Run:
     run = Run(folder, name)
     config = folder / "config.yaml"
     try:
         contents = load_yaml(config.read_text(encoding="utf-8")) or {}
-        run.settings = dict(flat_settings(contents))
+        run.settings = dict(flatten_settings(contents))
     except FileNotFoundError:
         run.problems.append("no config.yaml: its settings are not known")
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
-        run.problems.append(f"config.yaml cannot be read: {in_short(error)}")
+        run.problems.append(f"config.yaml cannot be read: {summarize_error(error)}")
     metrics = folder / "metrics.csv"
     try:
-        rows = [dict(_numbers(row)) for row in read_table(metrics)]
+        rows = [dict(_parse_numbers(row)) for row in read_table(metrics)]
         run.metrics = [row for row in rows if "iteration" in row]
         if not metrics.is_file():
             run.problems.append("no metrics.csv: there are no curves")
         elif not run.metrics:
             run.problems.append("metrics.csv has no row: there are no curves")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        run.problems.append(f"metrics.csv cannot be read: {in_short(error)}")
+        run.problems.append(f"metrics.csv cannot be read: {summarize_error(error)}")
     try:
-        run.files = record.files(folder)
+        run.files = record.list_files(folder)
     except DataError:
         run.problems.append("no record: there are no trajectories")
     return run
 
 
-def _numbers(row: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+def _parse_numbers(row: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     for name, text in row.items():
         with contextlib.suppress(ValueError):
             if math.isfinite(value := float(text)):
                 yield name, value
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The settings in which runs differ, with the value of each run, which is empty for a run
     without the setting. Settings of a run's output do not count."""
     every = [run.settings for run in runs if run.settings]
@@ -169,7 +169,7 @@ def _is_output(name: str) -> bool:
     return name.startswith(_PLACES) or name in (*_WRITTEN, COMMAND)
 
 
-def experiments(runs: Sequence[Run]) -> list[list[int]]:
+def group_experiments(runs: Sequence[Run]) -> list[list[int]]:
     """The numbers of the runs by experiment. Runs of one experiment have the same settings but for
     their seeds, and each has seeds of its own.
 

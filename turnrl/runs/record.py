@@ -24,19 +24,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from turnrl.rewards.answers import CURVES as CURVES
-from turnrl.plugin.errors import DataError, did_you_mean, in_short
+from turnrl.plugin.errors import DataError, suggest_name, summarize_error
 from turnrl.runs.find import find_run
 from turnrl.runs.columns import COLUMNS, VERSION, VERSION_KEY, check_row, restore
 from turnrl.runs.columns import SCHEMA as SCHEMA
 from turnrl.runs.columns import TOKENS as TOKENS
 from turnrl.runs.columns import Columns as Columns
 from turnrl.runs.columns import Row as Row
-from turnrl.runs.columns import json_object as json_object
-from turnrl.runs.restoring import group as group
+from turnrl.runs.columns import parse_json_object as parse_json_object
+from turnrl.runs.restoring import restore_group as restore_group
 from turnrl.types.trajectory import Turn
 from turnrl.runs.statistics import all_or_nothing
 from turnrl.runs.statistics import mean_interval as mean_interval
-from turnrl.plugin.text import labelled, visible
+from turnrl.plugin.text import format_labelled, make_visible
 
 _AnyRow = TypeVar("_AnyRow", bound=Columns)
 _SIZES = ("turns", "calls", "sampled_tokens")
@@ -71,7 +71,7 @@ class FileName:
         return f"{self.split}-{self.policy_version:06d}-{self.process}.parquet"
 
 
-def files(run: str | Path, split: str | None = None) -> list[Path]:
+def list_files(run: str | Path, split: str | None = None) -> list[Path]:
     """The files of a record, in order of their names.
 
     Args:
@@ -99,21 +99,21 @@ def table(
     """The record as a pyarrow table. Only the columns that you name are read from disk.
 
     Args:
-        run: See `files`.
+        run: See `list_files`.
         columns: Names of columns; None for all.
-        split: See `files`.
+        split: See `list_files`.
     Raises:
-        DataError: As in `files`. Also if there is no such column, or if a file is torn, is not a
+        DataError: As in `list_files`. Also if there is no such column, or if a file is torn, is not a
             record, or has a newer version than this turnrl reads.
     """
     for name in columns or ():
         if name not in COLUMNS:
-            near = did_you_mean(name, COLUMNS) or f" There are {', '.join(COLUMNS)}."
+            near = suggest_name(name, COLUMNS) or f" There are {', '.join(COLUMNS)}."
             raise DataError(f"the record has no column {name!r}.{near}")
-    return pa.concat_tables([_opened(file, columns) for file in files(run, split)])
+    return pa.concat_tables([_open_file(file, columns) for file in list_files(run, split)])
 
 
-def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
+def _open_file(file: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
         schema = pq.read_schema(file)
         version = (schema.metadata or {}).get(VERSION_KEY, b"").decode()
@@ -131,19 +131,19 @@ def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         step = "Copy it again, or remove it."
-        raise DataError(f"{str(file)!r} cannot be read ({in_short(error)}). {step}") from error
+        raise DataError(f"{str(file)!r} cannot be read ({summarize_error(error)}). {step}") from error
 
 
 def read(
     run: str | Path, columns: Sequence[str] | None = None, split: str | None = None
 ) -> list[Row]:
     """The rows of a record, in order of its files' names. All of them are in memory: for a long
-    run, use `table` with a few columns, or read one of `files` at a time.
+    run, use `table` with a few columns, or read one of `list_files` at a time.
 
     Args:
-        run: See `files`.
+        run: See `list_files`.
         columns: Names of columns; None for all.
-        split: See `files`.
+        split: See `list_files`.
     Raises:
         DataError: As in `table`.
     """
@@ -157,7 +157,7 @@ def read_checked(file: Path, columns: Sequence[str] | None = None) -> list[Row]:
     Raises:
         DataError: As in `table`. Also if a value is one that no turnrl writes.
     """
-    rows: list[Row] = _opened(file, columns).to_pylist()
+    rows: list[Row] = _open_file(file, columns).to_pylist()
     try:
         for row in rows:
             check_row(row)
@@ -189,7 +189,7 @@ def groups(rows: Iterable[_AnyRow]) -> list[list[_AnyRow]]:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """A mean over questions with its 95 % interval.
 
     Args:
@@ -220,13 +220,13 @@ def scores(row: Columns) -> dict[str, float | None]:
     return curves | rewards | {"reward/total": sum(rewards.values())} | dict(zip(_SIZES, sizes))
 
 
-def figures(rows: Iterable[Row]) -> dict[str, Figure]:
+def compute_metrics(rows: Iterable[Row]) -> dict[str, Metric]:
     """The figures of trajectories, by the names of `scores`.
 
     Trajectories of one group are averaged first, because they share their question: the interval is
     over questions. Branches do not count, as in `metrics.csv`.
     """
-    scored = [[scores(row) for row in members] for members in groups(_trunks(rows))]
+    scored = [[scores(row) for row in members] for members in groups(_drop_branches(rows))]
     names = dict.fromkeys(name for members in scored for row in members for name in row)
     return {
         name: _figure(name, [_mean(row.get(name) for row in members) for members in scored])
@@ -234,12 +234,12 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
     }
 
 
-def _trunks(rows: Iterable[Row]) -> list[Row]:
+def _drop_branches(rows: Iterable[Row]) -> list[Row]:
     """The rows without those of branches."""
     return [row for row in rows if row.get("parent") is None and not row.get("begins")]
 
 
-def pass_at_k(rows: Iterable[Row]) -> dict[str, Figure]:
+def pass_at_k(rows: Iterable[Row]) -> dict[str, Metric]:
     """Exact match of several attempts at each question, as rates over questions.
 
     If c of a question's n attempts are right, `mean@n` is c / n, and `pass@k` is the chance that at
@@ -252,16 +252,16 @@ def pass_at_k(rows: Iterable[Row]) -> dict[str, Figure]:
     Args:
         rows: Trajectories, several of each question.
     """
-    matches = [[row["exact_match"] for row in members] for members in groups(_trunks(rows))]
+    matches = [[row["exact_match"] for row in members] for members in groups(_drop_branches(rows))]
     n = min(map(len, matches), default=0)
     ks = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n] * bool(n)
     rates = {f"mean@{n}": _figure("", [_mean(of_group) for of_group in matches])} if n else {}
     for k in ks:
-        rates[f"pass@{k}"] = _figure("", [_hit(of_group, k) for of_group in matches])
+        rates[f"pass@{k}"] = _figure("", [_hit_rate(of_group, k) for of_group in matches])
     return rates
 
 
-def _hit(matches: Sequence[float | None], k: int) -> float | None:
+def _hit_rate(matches: Sequence[float | None], k: int) -> float | None:
     """The chance that one of k attempts is right; None if the question has no accepted answer."""
     if any(match is None for match in matches):
         return None
@@ -274,14 +274,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(present) / len(present) if present else None
 
 
-def _figure(name: str, values: Sequence[float | None]) -> Figure:
+def _figure(name: str, values: Sequence[float | None]) -> Metric:
     present = [value for value in values if value is not None]
-    ends = mean_interval(present, success(name, present)) if present else None
+    ends = mean_interval(present, success_value(name, present)) if present else None
     low, high = ends or (None, None)
-    return Figure(_mean(present), low, high, len(present))
+    return Metric(_mean(present), low, high, len(present))
 
 
-def success(name: str, values: Sequence[float]) -> float | None:
+def success_value(name: str, values: Sequence[float]) -> float | None:
     """What a figure is if it succeeds, for the interval of a rate (`mean_interval`): 1 for a share,
     its weight for a reward that is all or nothing. None for any other."""
     if name.startswith("reward/"):
@@ -292,10 +292,10 @@ def success(name: str, values: Sequence[float]) -> float | None:
 # --------------------------------------------------------------------- as text
 
 
-def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
+def format_transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     """One trajectory as text to read: the question with the opening of tool sessions, each turn
     with its rewards and its advantage, and the rewards of the whole. Invisible characters are shown
-    as in `turnrl.plugin.text.visible`.
+    as in `turnrl.plugin.text.make_visible`.
 
     Args:
         row: A row of the record.
@@ -303,7 +303,7 @@ def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     """
     lines = [
         f"question   {row['question']}",
-        *([labelled("opening", row["opening"])] if row.get("opening") else []),
+        *([format_labelled("opening", row["opening"])] if row.get("opening") else []),
         f"accepted   {' | '.join(row['answers'][:5])}",
         f"outcome    {row['outcome']:.3f}   ended by {row['ended_by']}",
     ]
@@ -314,7 +314,7 @@ def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
         history = f"   history {turn['sample'] + 1}" if several else ""
         lines.append(f"-- turn {k}{history}   reward {turn['turn_reward']:.3f}{parts}{credit}")
         lines += [*sent[k - 1 : k], str(restore(Turn, turn))]
-    return visible("\n".join([*lines, _parts(row["rewards"])]))
+    return make_visible("\n".join([*lines, _parts(row["rewards"])]))
 
 
 def _parts(rewards: Iterable[Columns]) -> str:

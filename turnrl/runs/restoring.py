@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def group(rows: Sequence[Row]) -> Group:
+def restore_group(rows: Sequence[Row]) -> Group:
     """The scored group that rows record, for giving it credit again.
 
     Its token ids are zeros, as many as were sampled. The record lacks the other inputs of
@@ -32,7 +32,7 @@ def group(rows: Sequence[Row]) -> Group:
         earned = [turn.turn_reward for turn in attempt.turns]
         turn_rewards[i, : len(earned)] = torch.tensor(earned)
         reached[i, attempt.begins : len(earned)] = True
-    trajectories = tuple(map(_trajectory, attempts))
+    trajectories = tuple(map(_restore_trajectory, attempts))
     branched = any(attempt.parent is not None for attempt in attempts)
     trunks = tuple(i if one.parent is None else one.parent for i, one in enumerate(attempts))
     return Group(
@@ -69,7 +69,7 @@ def _components(
     }
 
 
-def _trajectory(attempt: RecordedAttempt) -> Trajectory:
+def _restore_trajectory(attempt: RecordedAttempt) -> Trajectory:
     # if the answers are unknown, any will do, because nothing is scored again
     answers = tuple(filter(None, attempt.answers)) or ("",)
     sample = Sample().read((0,) * (attempt.prompt_tokens or 0))

@@ -4,7 +4,7 @@
     difference      two runs on the same questions: Newcombe's for rates, else Student's t over the
                     differences per question
     over_seeds      two recipes: Student's t over the differences per seed
-    by_seed         `over_seeds` of the seeds that two recipes share
+    by_seed         `difference_over_seeds` of the seeds that two recipes share
     student         a mean over seeds: Student's t
 
 The unit is the question. If a question was asked several times, average its attempts first: they
@@ -47,7 +47,7 @@ def rate_interval(successes: int, count: int) -> Ends:
     return float(ends.low), float(ends.high)
 
 
-def student(values: Sequence[float], level: float = 0.95) -> Ends | None:
+def student_interval(values: Sequence[float], level: float = 0.95) -> Ends | None:
     """Student's interval of a mean: mean -+ t((1 + level) / 2, n - 1) sd / sqrt(n).
 
     Args:
@@ -85,12 +85,12 @@ def mean_interval(values: Sequence[float], unit: float | None = 1.0) -> Ends | N
     if not len(every) or not np.isfinite(every).all():
         raise ValueError(f"an interval of {len(every)} values, not all finite. Give at least one.")
     if unit is None or not _are_successes(every, unit):
-        return student(every.tolist())
+        return student_interval(every.tolist())
     low, high = rate_interval(int((np.abs(every) >= _SAME).sum()), len(every))
     return (low * unit, high * unit) if unit > 0 else (high * unit, low * unit)
 
 
-def newcombe(both: int, gained: int, lost: int, neither: int) -> Ends:
+def newcombe_interval(both: int, gained: int, lost: int, neither: int) -> Ends:
     """The interval of a difference of paired rates, by Newcombe's method 10. Neither scipy nor
     statsmodels has an interval of paired rates.
 
@@ -126,7 +126,7 @@ def newcombe(both: int, gained: int, lost: int, neither: int) -> Ends:
     return max(low, -1.0), min(high, 1.0)  # rounding may exceed these
 
 
-def mcnemar(gained: int, lost: int) -> float:
+def mcnemar_p(gained: int, lost: int) -> float:
     """The exact p of McNemar's test (scipy's binomial test): if two runs are equally good, a
     question that only one of them got right is equally likely to be the first run's or the
     second's.
@@ -151,7 +151,7 @@ class Difference:
         second: Mean of the second.
         low: Lower end of the interval of second - first.
         high: Upper end of it.
-        p: Exact p, for rates (`mcnemar`); None for other means.
+        p: Exact p, for rates (`mcnemar_p`); None for other means.
         gained: Pairs in which the second is higher.
         lost: Pairs in which the first is higher.
         pairs: Number of pairs behind the interval.
@@ -186,11 +186,11 @@ class Difference:
         return "better" if self.low > 0 else "worse" if self.high < 0 else "level"
 
 
-def difference(
+def paired_difference(
     first: Sequence[float], second: Sequence[float], unit: float | None = 1.0
 ) -> Difference:
     """The difference of a metric between two runs, paired by question. If every value is 0 or
-    `unit`, it is a difference of rates: `newcombe` and `mcnemar`. Other means use Student's t over
+    `unit`, it is a difference of rates: `newcombe_interval` and `mcnemar_p`. Other means use Student's t over
     the differences per question.
 
     Args:
@@ -205,21 +205,21 @@ def difference(
     p = None
     if unit is None or not _are_successes(np.array([first, second], float), unit):
         mean = float(pairs.mean())
-        low, high = student(pairs.tolist()) or (mean, mean)
+        low, high = student_interval(pairs.tolist()) or (mean, mean)
     else:
         apart = (gained, lost) if unit > 0 else (lost, gained)
         both = int((np.abs([first, second]) >= _SAME).all(0).sum())
-        rates = newcombe(both, *apart, len(pairs) - both - gained - lost)
+        rates = newcombe_interval(both, *apart, len(pairs) - both - gained - lost)
         low, high = sorted(end * unit for end in rates)
-        p = mcnemar(gained, lost)
+        p = mcnemar_p(gained, lost)
     means = float(np.mean(first)), float(np.mean(second))
     ends = mean_interval(first, unit), mean_interval(second, unit)
     return Difference(*means, low, high, p, gained, lost, len(pairs), "questions", *ends)
 
 
-def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
+def difference_over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
     """The difference of a metric between two recipes that were trained with the same seeds, by
-    `student`. It is valid for these questions, and for seeds that were not tried. A bootstrap of
+    `student_interval`. It is valid for these questions, and for seeds that were not tried. A bootstrap of
     five seeds covers .84 where this covers .95.
 
     Args:
@@ -230,28 +230,28 @@ def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0
         ValueError: If there is only one seed, or the recipes have different numbers of seeds.
     """
     pairs, gained, lost = _pair(first, second)
-    ends = student(pairs.tolist(), level)
+    ends = student_interval(pairs.tolist(), level)
     if ends is None:
         raise ValueError("one seed says nothing about others. Pair two seeds or more.")
     means = float(np.mean(first)), float(np.mean(second))
-    of_each = student(first, level), student(second, level)
+    of_each = student_interval(first, level), student_interval(second, level)
     return Difference(*means, *ends, None, gained, lost, len(pairs), "seeds", *of_each)
 
 
-def by_seed(
+def difference_by_seed(
     first: Mapping[int, float], second: Mapping[int, float], level: float = 0.95
 ) -> Difference | None:
-    """`over_seeds` of the seeds that two recipes have in common; None if they share fewer than two.
+    """`difference_over_seeds` of the seeds that two recipes have in common; None if they share fewer than two.
 
     Args:
         first: The first recipe's mean over the questions, by seed.
         second: The second recipe's.
-        level: As in `over_seeds`.
+        level: As in `difference_over_seeds`.
     """
     common = sorted(first.keys() & second.keys())
     if len(common) < 2:
         return None
-    return over_seeds([first[seed] for seed in common], [second[seed] for seed in common], level)
+    return difference_over_seeds([first[seed] for seed in common], [second[seed] for seed in common], level)
 
 
 def _pair(first: Sequence[float], second: Sequence[float]) -> tuple[Array, int, int]:

@@ -9,7 +9,7 @@ from string import ascii_uppercase
 from textwrap import wrap
 
 from turnrl.runs.statistics import Difference, Ends
-from turnrl.plugin.text import visible
+from turnrl.plugin.text import make_visible
 
 WIDTH = 80
 """Columns of a line."""
@@ -88,16 +88,16 @@ def format_difference(one: Difference | None, digits: int = 3) -> str:
     return f"{one.change:+,.{digits}f} [{one.low:+,.{digits}f}, {one.high:+,.{digits}f}]"
 
 
-def letter(number: int) -> str:
+def side_letter(number: int) -> str:
     """A, B, ..., Z, AA, AB, ..."""
     more, last = divmod(number, len(ascii_uppercase))
-    return (letter(more - 1) if more else "") + ascii_uppercase[last]
+    return (side_letter(more - 1) if more else "") + ascii_uppercase[last]
 
 
 def wrap_lines(text: str, begin: str = "") -> list[str]:
     """A sentence as lines of 80 columns, the later ones indented by the width of `begin`."""
     return wrap(
-        visible(text),
+        make_visible(text),
         WIDTH,
         initial_indent=begin,
         subsequent_indent=" " * len(begin),

@@ -72,19 +72,19 @@ class SchemaValues:
             yield from schema.get("examples", ())
             yield from (schema[key] for key in ("default",) if key in schema)
         yield from (schema[key] for key in ("const",) if key in schema)
-        yield from self._mixed(schema.get("enum", ()))
+        yield from self._shuffle(schema.get("enum", ()))
         if depth > 2 * _DEEPEST:
             return
         if "$ref" in schema:
             yield from self._values(self._refs.lookup(schema["$ref"]).contents, whole, depth + 1)
         for key in ("anyOf", "oneOf"):
-            for part in self._mixed(filter(_says_something, schema.get(key, ()))):
-                yield from self._values({**_rest(schema, key), **part}, whole, depth + 1)
-        kinds = schema.get("type", _likely(schema))
-        for kind in [kinds] if isinstance(kinds, str) else self._mixed(kinds):
+            for part in self._shuffle(filter(_is_restricting, schema.get(key, ()))):
+                yield from self._values({**_without_key(schema, key), **part}, whole, depth + 1)
+        kinds = schema.get("type", _guess_type(schema))
+        for kind in [kinds] if isinstance(kinds, str) else self._shuffle(kinds):
             yield from self._of_kind(kind, schema, whole, depth)
 
-    def _mixed(self, options: Iterable[T]) -> Iterator[T]:
+    def _shuffle(self, options: Iterable[T]) -> Iterator[T]:
         """The options, in random order if there is a source of random choices."""
         listed = [*options]
         if self._rng is None or not listed:
@@ -105,10 +105,10 @@ class SchemaValues:
         elif kind == "string":
             if (form := schema.get("format")) in _FORMATS:
                 yield _FORMATS[form]
-            yield from (_sized(text, schema) for text in (self._text(), "a", "A", "1"))
+            yield from (_fit_length(text, schema) for text in (self._text(), "a", "A", "1"))
         elif kind in ("integer", "number"):
             if self._rng is not None:
-                yield _drawn(schema, kind, self._rng)
+                yield _draw_number(schema, kind, self._rng)
             yield from _numbers(schema)
         else:
             yield from {"boolean": (not tails, tails)}.get(kind, (None,))
@@ -120,29 +120,29 @@ class SchemaValues:
         return {
             name: value
             for name in names
-            for value in self._fitting(properties.get(name, True), whole, depth)
+            for value in self._distinct_values(properties.get(name, True), whole, depth)
         }
 
     def _array(self, schema: Schema, whole: bool | None, depth: int) -> list[object]:
         wanted = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1)))
         items = schema.get("items", True)
-        draws = (self._fitting(items, whole, depth) for _ in range(wanted))
+        draws = (self._distinct_values(items, whole, depth) for _ in range(wanted))
         return [value for values in draws for value in values]
 
-    def _fitting(self, schema: object, whole: bool | None, depth: int) -> Iterator[object]:
+    def _distinct_values(self, schema: object, whole: bool | None, depth: int) -> Iterator[object]:
         """One value that a part of the schema allows, or none."""
         validator = self._validator.evolve(schema=schema)
         yield from islice(filter(validator.is_valid, self._values(schema, whole, depth + 1)), 1)
 
 
-def _sized(text: str, schema: Schema) -> str:
+def _fit_length(text: str, schema: Schema) -> str:
     """A text, repeated or cut to a length that a schema allows."""
     while 0 < len(text) < schema.get("minLength", 0):
         text += f" {text}"
     return text[: schema.get("maxLength")]
 
 
-def _drawn(schema: Schema, kind: str, rng: random.Random) -> float:
+def _draw_number(schema: Schema, kind: str, rng: random.Random) -> float:
     """A number between the bounds of a schema; one of ten if a bound is missing."""
     minimum = schema.get("minimum", schema.get("exclusiveMinimum"))
     maximum = schema.get("maximum", schema.get("exclusiveMaximum"))
@@ -162,7 +162,7 @@ def _numbers(schema: Schema) -> Iterator[float]:
         yield from (math.floor(end) + 1, math.floor(end) - 1, end)
 
 
-def _likely(schema: Schema) -> str:
+def _guess_type(schema: Schema) -> str:
     """The type that a schema without `type` means, judged by its other keywords."""
     if {"properties", "required"} & schema.keys():
         return "object"
@@ -171,10 +171,10 @@ def _likely(schema: Schema) -> str:
     return "number" if {*_ENDS} & schema.keys() else "string"
 
 
-def _rest(schema: Schema, key: str) -> dict[str, object]:
+def _without_key(schema: Schema, key: str) -> dict[str, object]:
     return {name: value for name, value in schema.items() if name != key}
 
 
-def _says_something(schema: object) -> TypeGuard[Schema]:
+def _is_restricting(schema: object) -> TypeGuard[Schema]:
     """False for `true`, which allows anything, and `false`, which allows nothing."""
     return isinstance(schema, Mapping)

@@ -1,4 +1,4 @@
-"""Random play: demonstrations for any tools, which know nothing but the form of a turn scheme.
+"""Random play: demonstrations for any tools, which know nothing but the form of a segmenter.
 
 A turn calls a random tool with arguments that fit its schema. If the questions have answers, a turn
 may also answer once a call has worked: with an accepted answer if the results contain one, or else
@@ -23,10 +23,10 @@ _TRIES = 50
 
 
 class RandomPlay:
-    """A demonstrator (see `turnrl.sft.dictation`) that shows the form of turns and nothing else.
+    """A demonstrator (see `turnrl.sft.forced_play`) that shows the form of turns and nothing else.
 
     Args:
-        scheme: The turn scheme, which writes the turns.
+        scheme: The segmenter, which writes the turns.
     """
 
     def __init__(self, scheme: Segmenter) -> None:
@@ -43,12 +43,14 @@ class RandomPlay:
         last = turn + 1 == self.scheme.max_turns
         early = turn > 0 and rng.random() < 0.5 and (bool(_results(attempt)) or not attempt.tools)
         answers = bool(attempt.question.answers) and (last or early)
-        calls = (Reading((random_call(spec, attempt, rng),)) for spec in _shuffled(attempt, rng))
+        calls = (
+            Reading((random_call(spec, attempt, rng),)) for spec in _shuffle_tools(attempt, rng)
+        )
         ends = ((Reading(answer=answer), _ANSWER) for answer in _answers(attempt, rng))
         acts = ((call, _CALL) for call in calls)
         # fall back to the other kind if the scheme has no form for the first: `Action` for answers
         for reading, thought in chain(*((ends, acts) if answers else (acts, ends))):
-            text = self._written(reading, thought, turn)
+            text = self._write_turn(reading, thought, turn)
             if text is not None:
                 return text
         raise RecipeError(
@@ -57,7 +59,7 @@ class RandomPlay:
             "on it, or give 'turnrl warmup' texts of your own with --by."
         )
 
-    def _written(self, reading: Reading, thought: str, turn: int) -> str | None:
+    def _write_turn(self, reading: Reading, thought: str, turn: int) -> str | None:
         """The text of a turn; None if the scheme has no form for it, or reads it differently."""
         try:
             text = self.scheme.write(reading, thought)
@@ -68,7 +70,7 @@ class RandomPlay:
         return text if self.scheme.read(text, turn, False) == reading else None
 
 
-def answers_unread(trajectory: Trajectory) -> bool:
+def is_unfounded(trajectory: Trajectory) -> bool:
     """True if a demonstration calls tools and answers although none of its calls worked."""
     called = any(turn.results for turn in trajectory.turns)
     worked = any(result.ok for result in trajectory.results)
@@ -81,7 +83,7 @@ def random_call(spec: ToolSpec, attempt: Attempt, rng: random.Random) -> ToolCal
     Raises:
         RecipeError: If it finds no such arguments.
     """
-    values = SchemaValues(spec.parameters, lambda: _words(_read(attempt), rng), rng)
+    values = SchemaValues(spec.parameters, lambda: _pick_words(_last_text(attempt), rng), rng)
     for _ in range(_TRIES):
         if (arguments := values.mapping(None)) is not None:
             return ToolCall(spec.name, arguments)
@@ -91,7 +93,7 @@ def random_call(spec: ToolSpec, attempt: Attempt, rng: random.Random) -> ToolCal
     )
 
 
-def _shuffled(attempt: Attempt, rng: random.Random) -> list[ToolSpec]:
+def _shuffle_tools(attempt: Attempt, rng: random.Random) -> list[ToolSpec]:
     return rng.sample(attempt.tools, len(attempt.tools))
 
 
@@ -99,12 +101,12 @@ def _results(attempt: Attempt) -> list[str]:
     return [result.content for turn in attempt.turns for result in turn.results if result.ok]
 
 
-def _read(attempt: Attempt) -> str:
+def _last_text(attempt: Attempt) -> str:
     """The text that the policy read last: a result, or the question."""
     return next(filter(str.strip, reversed(_results(attempt))), attempt.question.text)
 
 
-def _words(text: str, rng: random.Random) -> str:
+def _pick_words(text: str, rng: random.Random) -> str:
     """Some consecutive words of a text."""
     words: Sequence[str] = text.replace("<", " ").split() or ["?"]
     first = rng.randrange(len(words))
@@ -121,4 +123,4 @@ def _answers(attempt: Attempt, rng: random.Random) -> Iterator[str]:
         sought = rule if rule.seeks else Phrase()
         if not attempt.tools or sought.occurs_in(results, answer):
             yield answer.strip()
-    yield _words(_read(attempt), rng)
+    yield _pick_words(_last_text(attempt), rng)

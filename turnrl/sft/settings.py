@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from turnrl.plugin.errors import RecipeError, at_least, is_finite
+from turnrl.plugin.errors import RecipeError, check_at_least, is_finite
 
 if TYPE_CHECKING:
-    from turnrl.sft.dictation import Demonstrator
+    from turnrl.sft.forced_play import Demonstrator
 
 
 TRANSCRIPT = "demonstrations.txt"
@@ -36,8 +36,8 @@ class WarmUp:
     by: Demonstrator | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, "", self, "steps", "batch_size", whole=True, optional=False)
-        at_least(1e-12, "", self, "lr")
+        check_at_least(1, "", self, "steps", "batch_size", whole=True, optional=False)
+        check_at_least(1e-12, "", self, "lr")
         if self.lr is not None and not is_finite(self.lr):
             raise RecipeError(f"lr is {self.lr}. Give a finite rate, such as 5e-4.")
 

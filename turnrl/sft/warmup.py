@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from turnrl.plugin.errors import RecipeError
 from turnrl.policy.model import LanguageModel
-from turnrl.sft.dictation import Demonstrator, play_demonstrations
-from turnrl.sft.random_play import RandomPlay, answers_unread
+from turnrl.sft.forced_play import Demonstrator, play_demonstrations
+from turnrl.sft.random_play import RandomPlay, is_unfounded
 from turnrl.sft.settings import TRANSCRIPT, WarmUp
 from turnrl.sft.supervised import Supervised
 from turnrl.training.module import MTGRPO
@@ -75,7 +75,7 @@ def warm_up(
     data.leave_out_overlong(module.rollout, module.chat)
     asked = list(islice(data.passes(_ORDER), settings.steps * settings.batch_size))
     at_once = data.questions_per_iteration * module.group_size
-    demonstrate = settings.by or RandomPlay(module.rollout.scheme.plugin)
+    demonstrate = settings.by or RandomPlay(module.rollout.segmenter_loop.plugin)
     shown = demonstrations(module, asked, demonstrate, at_once)
     device = runner.strategy.root_device
     Start(device, module, data).settle()
@@ -125,8 +125,8 @@ def _check(module: MTGRPO, folder: str | Path) -> None:
     played."""
     if module.rollout.player is not None:
         raise RecipeError(
-            f"model.rollout.player is {module.rollout.driver.name}, and demonstrations are turns "
-            "of a turn scheme. Warm up with the segmenter that writes turns in the same form."
+            f"model.rollout.player is {module.rollout.loop.name}, and demonstrations are turns "
+            "of a segmenter. Warm up with the segmenter that writes turns in the same form."
         )
     module.policy.files.refuse_as_target(Path(folder))
 
@@ -150,7 +150,7 @@ def demonstrations(
             and no call worked.
     """
     rollout = module.rollout
-    with rollout.live():
+    with rollout.running_tools():
         played = play_demonstrations(
             rollout,
             demonstrate,
@@ -171,7 +171,7 @@ def demonstrations(
     _check_calls(whole)
     # an answer that nobody read teaches guessing
     random_play = isinstance(demonstrate, RandomPlay)
-    return [shown for shown in whole if not (random_play and answers_unread(shown))]
+    return [shown for shown in whole if not (random_play and is_unfounded(shown))]
 
 
 def _check_calls(shown: Sequence[Trajectory]) -> None:

@@ -20,7 +20,7 @@ framework. Only `check_engine`, which samples a policy, needs a model, and only 
 
 from typing import TYPE_CHECKING
 
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl.testing.engine import check_engine as check_engine
@@ -37,4 +37,4 @@ if TYPE_CHECKING:
     from turnrl.testing.source import check_source as check_source
     from turnrl.testing.tool import check_tool as check_tool
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)

@@ -17,7 +17,7 @@ def require(condition: object, message: str) -> None:
 
 
 @contextlib.contextmanager
-def on(subject: str) -> Iterator[None]:
+def reporting_breaches(subject: str) -> Iterator[None]:
     """A block whose failures, in the plugin's own code or of a promise, are raised as a sentence.
 
     Args:

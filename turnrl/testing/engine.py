@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 
-from turnrl.testing.contract import Breach, on, require
+from turnrl.testing.contract import Breach, reporting_breaches, require
 from turnrl.types.engine import Completion, Engine, SampledPolicy, Sampling, Session
 
 _GREEDY = Sampling(6, 0.0)
@@ -32,14 +32,14 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
     """
     name = engine.name
     try:
-        with on(f"{name}.start(policy, 64), and sync(1) after it,"):
+        with reporting_breaches(f"{name}.start(policy, 64), and sync(1) after it,"):
             engine.start(policy, 64)
             engine.sync(1)
             holds = engine.capacity
             require(holds is None or holds >= 1, f"holds {holds} sessions: give None or a number")
         asyncio.run(_Trial(engine, policy, temperature).run())
     finally:
-        with on(f"{name}.close(), called twice,"):
+        with reporting_breaches(f"{name}.close(), called twice,"):
             engine.close()
             engine.close()
 
@@ -68,7 +68,7 @@ class _Trial:
 
     async def sample(self, sampling: Sampling) -> Completion:
         """A turn after the prompt."""
-        with on(f"{self.name}, asked to continue {self.prompt} with {sampling},"):
+        with reporting_breaches(f"{self.name}, asked to continue {self.prompt} with {sampling},"):
             return await self.engine.open(self.prompt).generate([], sampling)
 
     async def if_able(self, sampling: Sampling) -> Completion | None:
@@ -86,7 +86,9 @@ class _Trial:
         Returns:
             The likeliest tokens after the history.
         """
-        with on(f"{self.name}, asked to continue {history}, then with {new} or, forked, [99],"):
+        with reporting_breaches(
+            f"{self.name}, asked to continue {history}, then with {new} or, forked, [99],"
+        ):
             session = self.engine.open(history)
             first = await session.generate([], _GREEDY)
             whole = len(first.token_ids) == len(first.logprobs) == 6 and first.reason == "length"
@@ -96,7 +98,7 @@ class _Trial:
             for completion, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
                 wanted = await self.engine.open([*history, *appended]).generate([], _GREEDY)
                 require(
-                    _like(completion, wanted),
+                    _is_close(completion, wanted),
                     f"continues {history} and {appended} with {completion!r}, but the same history "
                     f"in a new session with {wanted!r}",
                 )
@@ -105,14 +107,16 @@ class _Trial:
     async def serves_more_than_it_holds(self) -> None:
         """Check that more sessions than fit run at once, each with its own tokens."""
         many = min(self.engine.capacity or 0, 32) + 2
-        with on(f"{self.name}, asked to continue {many} sessions at once,"):
+        with reporting_breaches(f"{self.name}, asked to continue {many} sessions at once,"):
             crowd = [self.engine.open([n + 1, *range(20, 60)]) for n in range(many)]
             begun = await asyncio.gather(*(s.generate([], _GREEDY) for s in crowd))
             after = await asyncio.gather(*(s.generate([7], _GREEDY) for s in crowd))
             for n, completion in enumerate(after[:3]):
                 history = [n + 1, *range(20, 60), *begun[n].token_ids, 7]
                 wanted = await self.engine.open(history).generate([], _GREEDY)
-                require(_like(completion, wanted), f"gives {completion!r}, and {wanted!r} alone")
+                require(
+                    _is_close(completion, wanted), f"gives {completion!r}, and {wanted!r} alone"
+                )
 
     async def ends_turns(self, ids: tuple[int, ...]) -> None:
         """Check that a turn ends at an end token, and with the token that completes a stop string.
@@ -181,7 +185,7 @@ class _Trial:
     async def refuses_after_the_end(self) -> None:
         """Check that a session samples no more after it was closed, or after a turn was
         cancelled."""
-        with on(f"a session of {self.name}, closed or cancelled,"):
+        with reporting_breaches(f"a session of {self.name}, closed or cancelled,"):
             closed, session = self.engine.open(self.prompt), self.engine.open(self.prompt)
             closed.close()
             closed.close()
@@ -197,7 +201,7 @@ class _Trial:
     async def forgets_at_a_sync(self) -> None:
         """Check that no session outlives a sync if only the newest weights are kept, and that the
         same weights sample as before."""
-        with on(f"{self.name}, after a second sync,"):
+        with reporting_breaches(f"{self.name}, after a second sync,"):
             session = self.engine.open(self.prompt)
             before = await session.generate([], _GREEDY)
             self.engine.sync(2)
@@ -210,11 +214,13 @@ class _Trial:
             after = await self.engine.open(self.prompt).generate([], _GREEDY)
             versions = before.version, after.version
             require(versions == (1, 2), f"gives versions {versions} after sync(1) and sync(2)")
-            require(_like(before, after), f"with the same weights, gives {before!r} and {after!r}")
+            require(
+                _is_close(before, after), f"with the same weights, gives {before!r} and {after!r}"
+            )
             await self.engine.drain()
 
 
-def _like(first: Completion, second: Completion) -> bool:
+def _is_close(first: Completion, second: Completion) -> bool:
     """True if two completions differ only by rounding, which depends on the batch."""
     gaps = (abs(a - b) for a, b in zip(first.logprobs, second.logprobs, strict=True))
     return first.token_ids == second.token_ids and max(gaps) < 0.05

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from turnrl.testing.contract import on, require
-from turnrl.testing.examples import QUESTION, RIGHT, SEARCHED, attempt
+from turnrl.testing.contract import reporting_breaches, require
+from turnrl.testing.examples import QUESTION, RIGHT, SEARCHED, make_trajectory
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.group import Group, RewardComponent
 
@@ -33,10 +33,10 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
     require(isinstance(least, int) and least >= 1, f"{name}.min_group_size is {least!r}")
     draw = random.Random(0)
     for size, turns in itertools.product((least, least + 1, least + 6), (1, 2, 4)):
-        for drawn in _drawn(draw, size, turns):
+        for drawn in _draw_groups(draw, size, turns):
             order = draw.sample(range(size), size)
             drawn_text = "turns taken {}, outcome and turn rewards {}".format(*drawn)
-            with on(f"{name} on a group of shape {(size, turns)} ({drawn_text})"):
+            with reporting_breaches(f"{name} on a group of shape {(size, turns)} ({drawn_text})"):
                 orders, tree = (range(size), range(size), order), estimator.trains_probes
                 keys, _, moved_keys = (_members(drawn, members, tree) for members in orders)
                 group, same, other = (_group(drawn, members, tree) for members in orders)
@@ -74,7 +74,7 @@ def _table(credit: Tensor | tuple[Tensor, ...]) -> Tensor:
 _Drawn = tuple[list[int], list[list[float]]]
 
 
-def _drawn(draw: random.Random, size: int, turns: int) -> Iterator[_Drawn]:
+def _draw_groups(draw: random.Random, size: int, turns: int) -> Iterator[_Drawn]:
     """Groups of every kind: for each member the turns that it takes, its outcome and its turn
     rewards.
     """
@@ -113,7 +113,8 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
     reached = (turn < taken[:, None]) & (turn >= begins[:, None])
     steps = [[*[SEARCHED] * (n - 1), RIGHT] for n in drawn[0]]
     attempts = tuple(
-        replace(attempt(*steps[m], text=f"attempt {m}"), begins=max(k, 0)) for m, _, k in members
+        replace(make_trajectory(*steps[m], text=f"attempt {m}"), begins=max(k, 0))
+        for m, _, k in members
     )
     paid = rewards[:, 1:].double()
     parts = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from turnrl.rewards.scoring import rewards_of
-from turnrl.testing.contract import on, require
+from turnrl.rewards.scoring import convert_rewards
+from turnrl.testing.contract import reporting_breaches, require
 from turnrl.testing.examples import (
     GARBLED,
     PAGE,
@@ -15,8 +15,8 @@ from turnrl.testing.examples import (
     SEARCHED,
     UNREADABLE,
     Step,
-    attempt,
-    searched,
+    make_trajectory,
+    search_step,
 )
 from turnrl.types.contracts import Reward
 from turnrl.types.engine import SampledPolicy
@@ -39,14 +39,14 @@ def check_hacks(
 
     Args:
         rewards: The rewards, or a single one.
-        turns: The most turns of an attempt (`max_turns` of the turn scheme), at least 2.
+        turns: The most turns of an attempt (`max_turns` of the segmenter), at least 2.
         policy: The policy, for a reward that uses one in `prepare`.
     Raises:
         AssertionError: Naming the trick, and what it earns.
     """
-    every = rewards_of([*rewards] if isinstance(rewards, Sequence) else [rewards])
+    every = convert_rewards([*rewards] if isinstance(rewards, Sequence) else [rewards])
     hacks = hacked_trajectories(turns)
-    honest, *others = _totals(every, [attempt(SEARCHED, RIGHT), *hacks.values()], policy)
+    honest, *others = _totals(every, [make_trajectory(SEARCHED, RIGHT), *hacks.values()], policy)
     for (name, _), total in zip(hacks.items(), others, strict=True):
         knows_right = honest > 0 and any(reward.right_at is not None for reward in every)
         fair = total < honest - 1e-9 if knows_right else total <= max(honest, 0.0) + 1e-9
@@ -62,13 +62,15 @@ def _totals(
 ) -> list[float]:
     totals = [0.0] * len(trajectories)
     for reward in rewards:
-        with on(f"{type(reward).__name__}.prepare on {len(trajectories)} trajectories"):
+        with reporting_breaches(
+            f"{type(reward).__name__}.prepare on {len(trajectories)} trajectories"
+        ):
             reward.prepare(trajectories, policy)
         score: Callable[..., float] = cast(Any, reward).score
         for number, trajectory in enumerate(trajectories):
             numbers = [(k,) for k in range(len(trajectory.turns))] if reward.by_turn else [()]
             for at in numbers:
-                with on(f"{type(reward).__name__}.score on {trajectory}"):
+                with reporting_breaches(f"{type(reward).__name__}.score on {trajectory}"):
                     totals[number] += float(score(trajectory, *at))
     return totals
 
@@ -88,7 +90,7 @@ def hacked_trajectories(turns: int = 4) -> dict[str, Trajectory]:
             "formless text in every turn": [GARBLED] * turns,
         }
     )
-    return {name: attempt(*taken[-turns:], text=_ACCEPTED) for name, taken in steps.items()}
+    return {name: make_trajectory(*taken[-turns:], text=_ACCEPTED) for name, taken in steps.items()}
 
 
 def _hacked_searches(searches: int) -> dict[str, list[Step]]:
@@ -100,11 +102,11 @@ def _hacked_searches(searches: int) -> dict[str, list[Step]]:
     return {
         "the same search in every turn, and a wrong answer": [*[SEARCHED] * searches, wrong],
         "the same search in other spellings, and a wrong answer": [
-            *[searched(PAGE, query=spelt[n % len(spelt)]) for n in range(searches)],
+            *[search_step(PAGE, query=spelt[n % len(spelt)]) for n in range(searches)],
             wrong,
         ],
         "the same search twice in each turn, and a wrong answer": [
-            *[searched(PAGE, PAGE)] * searches,
+            *[search_step(PAGE, PAGE)] * searches,
             wrong,
         ],
         "the same search until the turns are used up": [
@@ -112,19 +114,19 @@ def _hacked_searches(searches: int) -> dict[str, list[Step]]:
             (SEARCHED[0], ()),  # calls of the last turn are not run
         ],
         "searches that find nothing, and a wrong answer": [
-            *[searched(nothing, query=f"stars {n}") for n in range(searches)],
+            *[search_step(nothing, query=f"stars {n}") for n in range(searches)],
             wrong,
         ],
         "a tool that repeats the query, and a wrong answer": [
-            *[searched(echo, query=_ACCEPTED)] * searches,
+            *[search_step(echo, query=_ACCEPTED)] * searches,
             wrong,
         ],
         "a tool that repeats an earlier query, and a wrong answer": [
-            searched(nothing, query=_ACCEPTED),
-            *[searched(echo, query="what did I write?")] * (searches - 1),
+            search_step(nothing, query=_ACCEPTED),
+            *[search_step(echo, query="what did I write?")] * (searches - 1),
             wrong,
         ],
-        "failed calls, and a wrong answer": [*[searched(failed, query="")] * searches, wrong],
+        "failed calls, and a wrong answer": [*[search_step(failed, query="")] * searches, wrong],
     }
 
 

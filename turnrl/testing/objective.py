@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import PluginError
-from turnrl.testing.contract import on, require
+from turnrl.testing.contract import reporting_breaches, require
 from turnrl.types.objective import Need, Objective, SampledTokens
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def check_objective(objective: Objective) -> None:
     for counts in ([1], [3, 1], [2, 5, 4]):
         numbers = torch.tensor(counts)
         weights = objective.token_weights(numbers, float(sum(counts)), float(len(counts)))
-        with on(f"{name}.token_weights for {counts} tokens"):
+        with reporting_breaches(f"{name}.token_weights for {counts} tokens"):
             fits = tuple(weights.shape) == (len(counts),) and bool(weights.isfinite().all())
             require(fits, f"gives {weights!r}, not a finite number for each trajectory")
-        tokens = _drawn(draw, counts, weights, objective.needs)
-        with on(f"{name}.loss of trajectories with {counts} tokens"):
+        tokens = _draw_tokens(draw, counts, weights, objective.needs)
+        with reporting_breaches(f"{name}.loss of trajectories with {counts} tokens"):
             loss, sums, gradient = _loss(objective, tokens)
             apart = [_loss(objective, part) for part in _minibatches(tokens, len(counts))]
             total = sum(part[0] for part in apart)
@@ -79,7 +79,7 @@ def _loss(objective: Objective, tokens: SampledTokens) -> tuple[Tensor, dict[str
     return loss.detach(), sums, gradient
 
 
-def _drawn(
+def _draw_tokens(
     draw: random.Random, counts: Sequence[int], weights: Tensor, needs: frozenset[Need]
 ) -> SampledTokens:
     """Tokens of trajectories, with the log-probabilities that an objective needs."""

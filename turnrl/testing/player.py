@@ -12,11 +12,11 @@ from operator import ne
 from turnrl.agent.agent import Agent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.conversation import Conversation
-from turnrl.agent.playing import let_play
+from turnrl.agent.player_loop import run_player
 from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Toolbox
-from turnrl.plugin.errors import RecipeError, at_least, check_attributes
-from turnrl.testing.contract import Breach, on, require
+from turnrl.plugin.errors import RecipeError, check_at_least, check_attributes
+from turnrl.testing.contract import Breach, reporting_breaches, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Player, Toolset
 from turnrl.types.engine import Reply, Sampling
@@ -47,7 +47,7 @@ def check_player(
     name = type(player).__name__
     try:
         check_attributes(name, player, {"max_turns": "4"})
-        at_least(1, f"{name}.", player, "max_turns", whole=True, optional=False)
+        check_at_least(1, f"{name}.", player, "max_turns", whole=True, optional=False)
     except RecipeError as error:
         raise Breach(str(error)) from None
     fits = isinstance(player.tags, tuple) and all(isinstance(tag, str) for tag in player.tags)
@@ -56,8 +56,8 @@ def check_player(
     require(len(replies) <= limit, f"{name}.max_turns is {limit}, and there are more replies")
 
     (alone,) = _play(player, [replies], tools, question)
-    with on(f"{name}.play with the replies {[*replies]!r}"):
-        seen = _seen(alone)
+    with reporting_breaches(f"{name}.play with the replies {[*replies]!r}"):
+        seen = _describe_turns(alone)
         asked = "asked for another reply" if alone.ended_by == "length" else "returned None"
         require(
             alone.ended_by in ("answer", "tool"),
@@ -75,27 +75,27 @@ def check_player(
     noise = ["".join(map(chr, draw.choices(range(32, 0x3000), k=20))) for _ in range(limit + 1)]
     for texts in ([""] * (limit + 1), noise, [*replies[:-1], *noise]):
         _, other = _play(player, [texts, replies], tools, question)
-        with on(f"{name}.play beside an attempt with the replies {texts!r}"):
+        with reporting_breaches(f"{name}.play beside an attempt with the replies {texts!r}"):
             same = (other.turns, other.ended_by) == (alone.turns, alone.ended_by)
             require(same, "played differently: what belongs to one attempt must live in play")
 
 
-def _failed(attempt: Attempt) -> str:
+def _describe_failures(attempt: Attempt) -> str:
     """Sentences about the calls that failed."""
     turns = enumerate(attempt.turns, 1)
     failed = [(k, r.content) for k, turn in turns for r in turn.results if not r.ok]
     return "".join(f" In turn {k} a call failed: {text!r}." for k, text in failed)
 
 
-def _seen(attempt: Attempt) -> str:
+def _describe_turns(attempt: Attempt) -> str:
     """Sentences about the attempt's turns and calls."""
     calls = sum(len(turn.results) for turn in attempt.turns)
-    return f"Turns: {len(attempt.turns)}, calls: {calls}.{_failed(attempt)}"
+    return f"Turns: {len(attempt.turns)}, calls: {calls}.{_describe_failures(attempt)}"
 
 
 def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
     """Hints at probable mistakes in an attempt that ended well."""
-    hints = _failed(attempt)
+    hints = _describe_failures(attempt)
     if hints and not tools:
         hints += " Pass check_player the tools that it calls: tools=[...]."
     histories = [c for c in attempt.conversations if isinstance(c, _Scripted)]
@@ -124,10 +124,10 @@ def _play(
         attempt = Attempt(_ScriptedAgent(player.max_turns, script, box), question, (0,))
         try:
             await attempt.sessions.open(attempt.asked)
-            with on(f"{type(player).__name__}.play with the replies {[*script]!r}"):
-                await let_play(player, attempt)
+            with reporting_breaches(f"{type(player).__name__}.play with the replies {[*script]!r}"):
+                await run_player(player, attempt)
         except Breach as breach:
-            raise Breach(f"{breach}{_failed(attempt)}") from breach.__cause__
+            raise Breach(f"{breach}{_describe_failures(attempt)}") from breach.__cause__
         finally:
             await attempt.close()
         return attempt
@@ -161,7 +161,7 @@ class _ScriptedAgent(Agent):
     def converse(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
         return _Scripted(self, messages, tools)
 
-    def inert(self, text: str) -> str:
+    def neutralize(self, text: str) -> str:
         return text
 
 
@@ -173,7 +173,7 @@ class _Scripted(Conversation):
     ) -> None:
         self._agent, self.messages, self.tokens = agent, (), agent.written
         self.tools = tuple(tools)
-        self.tell(messages)
+        self.append_messages(messages)
         self.opening: tuple[Message, ...] = tuple(messages)
 
     async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
@@ -182,7 +182,7 @@ class _Scripted(Conversation):
         self.tokens = self._agent.written = turn + 1
         return Reply(text)
 
-    def tell(self, messages: Sequence[Message]) -> None:
+    def append_messages(self, messages: Sequence[Message]) -> None:
         self.messages += tuple(messages)
 
     def fork(self) -> Conversation:

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from turnrl.plugin.errors import is_finite
 from turnrl.rewards.functions import FunctionReward
-from turnrl.rewards.scoring import rewards_of
-from turnrl.testing.contract import on, require
+from turnrl.rewards.scoring import convert_rewards
+from turnrl.testing.contract import reporting_breaches, require
 from turnrl.testing.examples import example_trajectories
 from turnrl.types.contracts import OutcomeReward, Reward, TurnReward
 from turnrl.types.engine import SampledPolicy
@@ -31,7 +31,7 @@ def check_reward(
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
-    (reward,) = rewards_of([reward])
+    (reward,) = convert_rewards([reward])
     name = type(reward).__name__
     of_turns = reward.by_turn
     kinds = isinstance(reward, TurnReward) + isinstance(reward, OutcomeReward)
@@ -42,12 +42,12 @@ def check_reward(
     score: Callable[..., float] = cast(Any, reward).score
     totals: dict[str, float] = {}
     attempts = trajectories or example_trajectories()
-    with on(f"{name}.prepare on {len(attempts)} trajectories"):
+    with reporting_breaches(f"{name}.prepare on {len(attempts)} trajectories"):
         reward.prepare([*attempts.values()], policy)
     for label, trajectory in attempts.items():
         # turn by turn, or once
         for at in itertools.product(range(len(trajectory.turns)), repeat=int(of_turns)):
-            with on(f"{name}.score({', '.join(map(repr, (label, *at)))})"):
+            with reporting_breaches(f"{name}.score({', '.join(map(repr, (label, *at)))})"):
                 first, again = score(trajectory, *at), score(trajectory, *at)
                 require(is_finite(first), f"gives {first!r:.80}, which is not a finite number")
                 require(first == again, f"gives {first!r}, and the second time {again!r}")

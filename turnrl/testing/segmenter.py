@@ -6,10 +6,10 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from turnrl.agent.messages import plain, text_of
+from turnrl.agent.messages import plain_text, to_plain
 from turnrl.plugin.errors import PluginError, RecipeError
 from turnrl.plugin.text import neutralize
-from turnrl.testing.contract import on, require
+from turnrl.testing.contract import reporting_breaches, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Segmenter
 from turnrl.types.sessions import ToolSpec
@@ -53,13 +53,13 @@ def check_turns(
         rule = f"{name} stops at {stop!r}, so {tag and tag[1]!r} must be in its tags"
         require(not tag or tag[1] in segmenter.tags, f"{rule}: else a result could contain it")
     for tools in toolsets:
-        with on(f"{name}.prompt({QUESTION!r}, {tools!r})"):
+        with reporting_breaches(f"{name}.prompt({QUESTION!r}, {tools!r})"):
             messages = segmenter.prompt(QUESTION, tools)
-            shown = _shown(messages, "system", "user", "assistant")
+            shown = _message_texts(messages, "system", "user", "assistant")
             require(messages[-1]["role"] == "user", "must end with the user's message")
             require(QUESTION.text in shown, f"leaves the question out: {messages!r}")
     for text, turn in itertools.product(_soups(segmenter, texts), {0, segmenter.max_turns - 1}):
-        with on(f"{name}.read({text!r}, {turn}, cut=False)"):
+        with reporting_breaches(f"{name}.read({text!r}, {turn}, cut=False)"):
             reading, again = (segmenter.read(text, turn, False) for _ in range(2))
             gave = f"gives {reading!r}"
             require(isinstance(reading, Reading), f"{gave}, which is not a Reading")
@@ -72,7 +72,7 @@ def check_turns(
             acts = reading.calls or reading.answer is not None or reading.format_error
             require(acts, f"{gave}: a turn that neither calls nor answers needs a format_error")
         part = text[: len(text) * 2 // 3]
-        with on(f"{name}.read({part!r}, {turn}, cut=True)"):
+        with reporting_breaches(f"{name}.read({part!r}, {turn}, cut=True)"):
             answer = segmenter.read(part, turn, True).answer
             rule = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
             require(answer in (None, reading.answer), f"{rule} {reading.answer!r}")
@@ -80,8 +80,8 @@ def check_turns(
             continue
         content = neutralize(text, segmenter.tags, [])
         results = [ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
-        with on(f"{name}.observe({reading!r}, {results!r})"):
-            shown = _shown(segmenter.observe(reading, results), "user", "tool")
+        with reporting_breaches(f"{name}.observe({reading!r}, {results!r})"):
+            shown = _message_texts(segmenter.observe(reading, results), "user", "tool")
             whole = shown.count(content) >= len(results) or not content
             require(whole, f"must show each result as it is, not as {shown!r}")
     if type(segmenter).write is not Segmenter.write:
@@ -103,7 +103,7 @@ def _check_writing(segmenter: Segmenter) -> None:
     several = segmenter.max_turns > 1  # in a single turn nobody would read a result
     calls = [Reading((ToolCall("echo", {"text": text}),)) for text in texts if several]
     for reading in (*calls, Reading(answer="Utrecht")):
-        with on(f"{name}.write({reading!r})"), contextlib.suppress(RecipeError):
+        with reporting_breaches(f"{name}.write({reading!r})"), contextlib.suppress(RecipeError):
             text = segmenter.write(reading)
             require(isinstance(text, str) and text.strip(), f"gives {text!r}, which is not text")
             read = segmenter.read(text, 0, False)
@@ -113,12 +113,12 @@ def _check_writing(segmenter: Segmenter) -> None:
             require(not early, f"gives {text!r}, which ends early: it stops at {segmenter.stop}")
 
 
-def _shown(messages: Sequence[Message], *roles: str) -> str:
+def _message_texts(messages: Sequence[Message], *roles: str) -> str:
     """The contents of chat messages, which must have these roles."""
     rule = f"must give messages of role {' or '.join(roles)} with a text, not {messages!r}"
     require(isinstance(messages, list) and messages, rule)
     try:
-        texts = [text_of(plain(message)) for message in messages]
+        texts = [plain_text(to_plain(message)) for message in messages]
     except PluginError as error:
         raise AssertionError(f"{rule}: {error}") from None
     require(all(texts) and all(message["role"] in roles for message in messages), rule)

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnrl.plugin.errors import DataError
 from turnrl.rewards.answers import usable_answers
-from turnrl.testing.contract import on, require
+from turnrl.testing.contract import reporting_breaches, require
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import Passage
@@ -33,7 +33,7 @@ def check_source(source: QuestionSource) -> None:
     rule = f"{name}.default_splits is {splits!r}: name one for 'train' and for 'val', or None"
     require(fits and named, rule)
     for split in named:
-        with on(f"{name}.questions({split!r})"):
+        with reporting_breaches(f"{name}.questions({split!r})"):
             questions = list(source.questions(split))
             _check_texts(questions, Question)
             usable = not source.needs_answers or any(map(usable_answers, questions))
@@ -41,13 +41,13 @@ def check_source(source: QuestionSource) -> None:
             for pair in itertools.zip_longest(questions, source.questions(split)):
                 first, again = (q and (q.id, q.text, q.answers) for q in pair)
                 require(first == again, f"gives {first}, and the second time {again}")
-    with on(f"{name}.questions('no-such-split')"):
+    with reporting_breaches(f"{name}.questions('no-such-split')"):
         try:
             require(False, f"gives {len([*source.questions('no-such-split')])}, and no DataError")
         except DataError as error:
             listed = all(split in str(error) for split in named)
             require(listed, f"raises {error!r}, which does not list the splits there are: {named}")
-    with on(f"{name}.passages()"), contextlib.suppress(DataError):
+    with reporting_breaches(f"{name}.passages()"), contextlib.suppress(DataError):
         _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
 
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from turnrl.agent.parts import toolsets_of
+from turnrl.agent.parts import as_toolsets
 from turnrl.agent.running import on_loop
-from turnrl.agent.toolbox import Live, call_tools
+from turnrl.agent.toolbox import RunningToolsets, call_tools
 from turnrl.plugin.errors import TurnRLError, is_finite
-from turnrl.testing.contract import Breach, on, require
+from turnrl.testing.contract import Breach, reporting_breaches, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Toolset
 from turnrl.types.questions import Question
@@ -41,22 +41,22 @@ def check_tool(
         AssertionError: If a rule is broken, with the rule and the input.
     """
     __tracebackhide__ = True  # for pytest: the message is enough
-    (tool,) = toolsets_of([tool])
+    (tool,) = as_toolsets([tool])
     name, limit = type(tool).__name__, tool.timeout_s
     require(good_calls, f"give check_tool a good call of {name}")
     timed = is_finite(limit) and limit > 0
     require(timed, f"{name}.timeout_s is {limit!r:.80}: give a number of seconds")
     with ExitStack() as ends:
-        with on(f"{name}.start()"):
-            ends.enter_context(Live([tool]))
+        with reporting_breaches(f"{name}.start()"):
+            ends.enter_context(RunningToolsets([tool]))
             specs = tool.specs
-        with on(f"{name}.check()"):
+        with reporting_breaches(f"{name}.check()"):
             tool.check()
     for spec in specs:
         named = isinstance(spec.name, str) and re.fullmatch(r"\w[\w.-]*", spec.name)
         require(named, f"{name}.name is {spec.name!r}: use letters, digits, _, - and .")
         require(spec.description.strip(), f"{name}.description is empty")
-    with on(f"{name}.parameters"):
+    with reporting_breaches(f"{name}.parameters"):
         for spec in specs:
             described = spec.parameters.get("type") == "object"
             require(described, f"must be the JSON Schema of an object, not {spec.parameters!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 
 from turnrl.plugin.errors import DataError, RecipeError
-from turnrl.rewards.scoring import curve_tallies, curves
+from turnrl.rewards.scoring import compute_curves, tally_curves
 from turnrl.training.questions import QuestionData
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
@@ -97,6 +97,6 @@ class AlsoScore(L.Callback):
             key = (ALSO, pl_module.seed, number, trainer.global_rank)
             if batch:  # processes have equally many batches, some of them empty
                 attempts = pl_module.collector.explore(batch, None, key)
-                scored += [curves(t) for group in attempts.trajectories for t in group]
-        tallies = curve_tallies(scored)
+                scored += [compute_curves(t) for group in attempts.trajectories for t in group]
+        tallies = tally_curves(scored)
         pl_module.metrics.log({f"{self.name}/{name}": tally for name, tally in tallies.items()})

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from turnrl.plugin.errors import DataError, RecipeError, at_least
+from turnrl.plugin.errors import DataError, RecipeError, check_at_least
 from turnrl.rewards import scoring
 from turnrl.training.collection import Collector
 from turnrl.types import Question, Trajectory
@@ -18,9 +18,9 @@ def check_sampling(samples: int | None, seed: int, temperature: float | None) ->
         RecipeError: Naming the argument and its value.
     """
     arguments = SimpleNamespace(samples=samples, seed=seed, temperature=temperature)
-    at_least(1, "", arguments, "samples", whole=True)
-    at_least(0, "", arguments, "seed", whole=True, optional=False)
-    at_least(0, "", arguments, "temperature")
+    check_at_least(1, "", arguments, "samples", whole=True)
+    check_at_least(0, "", arguments, "seed", whole=True, optional=False)
+    check_at_least(0, "", arguments, "temperature")
     if temperature == 0 and samples is not None:
         raise RecipeError(
             f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out "
@@ -60,5 +60,5 @@ def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dic
             asked = f"{trajectory.question.text!r} has no accepted answer to compare with"
             raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
     groups = collector.score([[trajectory] for trajectory in trajectories])
-    figures = [scoring.group_tallies([group], collector.parts.rewards) for group in groups]
+    figures = [scoring.tally_groups([group], collector.parts.rewards) for group in groups]
     return [{name: tally.total for name, tally in tallies.items()} for tallies in figures]

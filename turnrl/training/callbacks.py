@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 
-from turnrl.plugin.errors import in_short
+from turnrl.plugin.errors import summarize_error
 from turnrl.plugin.hooks import load_plugins
 from turnrl.watch.checkpoints import LastCheckpoint
 from turnrl.watch.metrics import PolicyRows, write_whole_rows
@@ -32,13 +32,13 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
     write_whole_rows(trainer)
     made: list[L.Callback | None] = [LastValidation(), PolicyRows()]
     for plugin in load_plugins():
-        for make in plugin.brings("turnrl_callbacks"):
+        for make in plugin.load_components("turnrl_callbacks"):
             try:
                 callback = make() if isinstance(make, type) else make(trainer)
             except Exception as error:
-                raise plugin.fault(f"cannot make a callback by {make!r}", error) from error
+                raise plugin.error(f"cannot make a callback by {make!r}", error) from error
             if not isinstance(callback, L.Callback | None):
-                raise plugin.fault(f"made {callback!r}, which is not a Lightning callback")
+                raise plugin.error(f"made {callback!r}, which is not a Lightning callback")
             made.append(callback)
     made += [FirstValidation(), EndsSampling()]
     existing = {type(callback): callback for callback in trainer.callbacks}
@@ -58,7 +58,7 @@ class EndsSampling(L.Callback):
         try:
             pl_module.collector.close()
         except Exception as error:  # only a warning: the user has to read what ended the run
-            _logger.warning(f"closing tools and engine failed as well: {in_short(error)}")
+            _logger.warning(f"closing tools and engine failed as well: {summarize_error(error)}")
 
 
 class FirstValidation(L.Callback):

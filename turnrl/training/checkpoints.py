@@ -13,9 +13,9 @@ import torch
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from turnrl.plugin.errors import CheckpointError, RecipeError, blaming, in_short
-from turnrl.policy.adapter import read_adapter, take_adapter
-from turnrl.policy.files import load_whole
+from turnrl.plugin.errors import CheckpointError, RecipeError, blaming, summarize_error
+from turnrl.policy.adapter import load_adapter_weights, read_adapter
+from turnrl.policy.files import load_language_model
 from turnrl.policy.model import LanguageModel
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def read_safely(file: object) -> Iterator[None]:
         ) from None
 
 
-def describe(
+def add_identity(
     checkpoint: dict[str, object], policy: LanguageModel, optimizers: list[Optimizer]
 ) -> None:
     """Put the trained weights, their policy's identity and the class of the optimiser into a
@@ -106,7 +106,7 @@ def override_optimizer(
         old |= {name: value for name, value in group.items() if name != "params"}
 
 
-def take_exported(policy: LanguageModel, folder: str | Path) -> None:
+def load_exported(policy: LanguageModel, folder: str | Path) -> None:
     """Load the trained weights from a folder that `LanguageModel.export` has written.
 
     Args:
@@ -125,12 +125,12 @@ def take_exported(policy: LanguageModel, folder: str | Path) -> None:
         )
     try:
         if saved is not None:
-            take_adapter(policy.network, Path(folder))
+            load_adapter_weights(policy.network, Path(folder))
         else:
-            whole = load_whole(str(folder), None, dtype=torch.float32)
+            whole = load_language_model(str(folder), None, dtype=torch.float32)
             policy.network.load_state_dict(whole.state_dict())
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {str(folder)!r} do not fit the policy {policy.settings.model!r}: "
-            f"{in_short(error)}. Give the recipe that they were trained with."
+            f"{summarize_error(error)}. Give the recipe that they were trained with."
         ) from error

@@ -10,15 +10,15 @@ import lightning as L
 from turnrl.plugin.errors import (
     PluginError,
     RecipeError,
-    at_least,
     blaming,
+    check_at_least,
     check_numbers,
     is_finite,
     parse_bytes,
 )
-from turnrl.plugin.text import visible
-from turnrl.policy.divided import FSDP2
+from turnrl.plugin.text import make_visible
 from turnrl.policy.model import LanguageModel
+from turnrl.policy.sharding import FSDP2
 from turnrl.rewards.scoring import component_name
 from turnrl.training.collection import Parts
 from turnrl.types import (
@@ -41,9 +41,9 @@ def check_settings(module: Parts) -> None:
     if module.gpu_memory not in (None, "auto"):
         parse_bytes(module.gpu_memory, "model.gpu_memory", "'auto', null, or ")
     counts = ("group_size", "passes_per_iteration", "steps_per_pass")
-    at_least(1, "model.", module, *counts, whole=True, optional=False)
+    check_at_least(1, "model.", module, *counts, whole=True, optional=False)
     least = ("max_staleness", "redraws", "seed")
-    at_least(0, "model.", module, *least, whole=True, optional=False)
+    check_at_least(0, "model.", module, *least, whole=True, optional=False)
     _check_estimator(module.estimator, module.group_size, module.redraws)
     check_rewards(module.rewards)
     with blaming(PluginError, f"{type(module.estimator).__name__}.check", "Fix the estimator."):
@@ -63,7 +63,7 @@ def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: in
             f"model.group_size is {group_size}, but {name} compares {least} trajectories or more. "
             "Raise it (16 is usual), or set baseline: leave_one_out and scale: none."
         )
-    at_least(0, f"{name}.", estimator, "probes", whole=True, optional=False)
+    check_at_least(0, f"{name}.", estimator, "probes", whole=True, optional=False)
     if redraws and estimator.critic is not None:
         raise RecipeError(
             f"model.redraws is {redraws}, but with a critic ({name}) no group is without "
@@ -114,7 +114,7 @@ def check_division(policy: LanguageModel, engine: Engine) -> None:
         )
 
 
-def start_of(
+def make_start(
     trainer: Any,
     module: L.LightningModule,
     data: L.LightningDataModule | None,
@@ -148,7 +148,7 @@ def examine_run(start: Start, shown: bool) -> None:
         RecipeError: With the text of the check that failed.
     """
     for finding in start.examine():
-        text = visible(f"{finding.name}: {finding.text}. {finding.advice}".strip())
+        text = make_visible(f"{finding.name}: {finding.text}. {finding.advice}".strip())
         if finding.status == "fail":
             raise RecipeError(text)
         if finding.status == "warn" and shown:

@@ -19,15 +19,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from turnrl.agent.capacity import Shares
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.places import Shares
 from turnrl.agent.rollout import Rollout
-from turnrl.agent.running import Underway
-from turnrl.credit.estimators import sampled_tokens
+from turnrl.agent.running import BackgroundTask
+from turnrl.credit.estimators import count_sampled_tokens
 from turnrl.plugin.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import LanguageModel
-from turnrl.policy.reading import read_trajectories
+from turnrl.policy.scoring import score_trajectories
 from turnrl.rewards import scoring
 from turnrl.runs.checkpoints import Position
 from turnrl.training.experience import Collected
@@ -39,7 +39,7 @@ from turnrl.types import (
     Objective,
     Question,
     Reward,
-    Surroundings,
+    RunContext,
     TokenRow,
     TokenScores,
     Toolset,
@@ -49,7 +49,7 @@ from turnrl.types import (
 _logger = logging.getLogger(__name__)
 
 
-class _Begun(NamedTuple):
+class _Collection(NamedTuple):
     """Attempts under way.
 
     Args:
@@ -58,7 +58,7 @@ class _Begun(NamedTuple):
         version: The version of the weights with which they began.
     """
 
-    work: Underway[Attempts]
+    work: BackgroundTask[Attempts]
     questions: Sequence[Question]
     version: int
 
@@ -93,14 +93,14 @@ class Parts(Protocol):
     memory: Memory
 
     @property
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> RunContext:
         """The place where they work."""
 
     @property
     def position(self) -> Position:
         """The policy's position in training."""
 
-    def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
+    def score_tokens(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
 
 
@@ -111,7 +111,7 @@ class KnownQuestions(Protocol):
     def leave_out_overlong(self, rollout: Rollout, chat: ChatFormat) -> None:
         """Leave out the questions whose prompts are too long, and warn."""
 
-    def asked(self) -> Iterable[Sequence[Question]]:
+    def loaded_questions(self) -> Iterable[Sequence[Question]]:
         """The questions of each split that has been read."""
 
 
@@ -129,10 +129,10 @@ class Collector:
         self._world = contextlib.ExitStack()  # stops the toolsets
         self._tools_run = False
         self._synced: int | None = None  # version of the engine's last sync
-        self._begun: dict[tuple[int, ...], _Begun] = {}  # by key
+        self._begun: dict[tuple[int, ...], _Collection] = {}  # by key
 
     @property
-    def under_way(self) -> int:
+    def in_progress(self) -> int:
         """The number of collections that have begun and are not finished."""
         return len(self._begun)
 
@@ -153,21 +153,21 @@ class Collector:
         rollout, estimator = self.parts.rollout, self.parts.estimator
         self._start_tools()
         rollout.check(self.chat)
-        if estimator.probes and not rollout.driver.branches:
+        if estimator.probes and not rollout.loop.branches:
             raise RecipeError(
                 f"{type(estimator).__name__} has probes = {estimator.probes}, which branch off "
-                f"between the turns of a turn scheme. Attempts of the {rollout.driver.kind} "
-                f"{rollout.driver.name} cannot be branched. Take an estimator without probes, such "
+                f"between the turns of a segmenter. Attempts of the {rollout.loop.kind} "
+                f"{rollout.loop.name} cannot be branched. Take an estimator without probes, such "
                 "as TurnLevel."
             )
-        rollout.places.of_tools(estimator.probes, self._shares)
+        rollout.places.tool_capacity(estimator.probes, self._shares)
         self.check_engine(self.parts.surroundings, learns)
 
     def check_data(self, data: KnownQuestions) -> None:
         """Leave out the questions whose prompts are too long, and check the others; see
         `check_questions`."""
         data.leave_out_overlong(self.parts.rollout, self.chat)
-        for questions in data.asked():
+        for questions in data.loaded_questions():
             self.check_questions(questions)
 
     def check_questions(self, questions: Sequence[Question]) -> None:
@@ -177,13 +177,13 @@ class Collector:
             TurnRLError: Naming a question, and what it lacks.
         """
         rollout = self.parts.rollout
-        rollout.driver.check_questions(questions, self.chat)
+        rollout.loop.check_questions(questions, self.chat)
         parts: list[Toolset | Reward] = [*rollout.toolsets, *self.parts.rewards]
         for part in parts:
             with blaming(PluginError, f"{part} in check_questions", "Fix it, or the data."):
                 part.check_questions(questions)
 
-    def check_engine(self, where: Surroundings, learns: bool) -> None:
+    def check_engine(self, where: RunContext, learns: bool) -> None:
         """Find what the engine cannot do, before any weights are loaded.
 
         Args:
@@ -238,11 +238,11 @@ class Collector:
                 "of a critic. Fix the estimator."
             )
         branches = (probe.trajectory for probes in attempts.probes for probe in probes)
-        sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
-        learned = sampled_tokens(t for group in groups for t in group.trajectories)
+        sampled = count_sampled_tokens(itertools.chain(*attempts.trajectories, branches))
+        learned = count_sampled_tokens(t for group in groups for t in group.trajectories)
         scoring_seconds = time.perf_counter() - ended
         if not self.parts.max_staleness:
-            self.parts.engine.rest()
+            self.parts.engine.release_memory()
             self.forget()
         return Collected(
             groups=groups,
@@ -256,7 +256,9 @@ class Collector:
     def with_values(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups, with the critic's value of each sampled token as `token_values`."""
         every = [trajectory for group in groups for trajectory in group.trajectories]
-        values = iter(scores.values for scores in read_trajectories(every, self.parts.read))
+        values = iter(
+            scores.values for scores in score_trajectories(every, self.parts.score_tokens)
+        )
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
         return tuple(replace(g, token_values=p) for g, p in zip(groups, parts, strict=True))
 
@@ -290,7 +292,7 @@ class Collector:
         bar: str | None,
         probes: int,
         rollout: Rollout | None = None,
-    ) -> _Begun:
+    ) -> _Collection:
         version = self.sync()
         with self._phase():
             work = (rollout or self.parts.rollout).begin(
@@ -304,7 +306,7 @@ class Collector:
                 description=bar,
                 shares=self._shares,
             )
-        return _Begun(work, questions, version)
+        return _Collection(work, questions, version)
 
     def sync(self) -> int:
         """Start the engine if it has not started, and have it act with the weights as they are now.
@@ -321,7 +323,7 @@ class Collector:
                 self._synced = version
         return version
 
-    def _result(self, begun: _Begun) -> tuple[float, Attempts]:
+    def _result(self, begun: _Collection) -> tuple[float, Attempts]:
         """The seconds that sampling took, and the attempts."""
         with self._phase():
             attempts = begun.work.result()
@@ -368,8 +370,8 @@ class Collector:
         engine.start(self.parts.policy, rollout.max_tokens)
         self._started = True
         self._start_tools()
-        holds = rollout.places.at_once(engine, estimator.probes, self._shares)
-        places, tool = rollout.places.of_tools(estimator.probes, self._shares)
+        holds = rollout.places.max_in_progress(engine, estimator.probes, self._shares)
+        places, tool = rollout.places.tool_capacity(estimator.probes, self._shares)
         size = self.parts.group_size
         if holds is not None and holds < size:
             name, setting = engine.name, engine.memory_setting or "its memory"
@@ -384,7 +386,7 @@ class Collector:
     def _start_tools(self) -> None:
         """Start the toolsets, unless they run. They run from the check of a run to its end."""
         if not self._tools_run:
-            self._world.enter_context(self.parts.rollout.live())
+            self._world.enter_context(self.parts.rollout.running_tools())
             self._tools_run = True
 
     def cancel(self) -> None:

@@ -37,7 +37,7 @@ class Collected:
     probe_tokens: int
     restarted: int
 
-    def joined(self, other: "Collected", groups: tuple[Group, ...]) -> "Collected":
+    def join(self, other: "Collected", groups: tuple[Group, ...]) -> "Collected":
         """These groups, at the cost of both collections."""
         return Collected(
             groups=groups,
@@ -88,21 +88,21 @@ class Experience:
         return self.first or self
 
     @property
-    def degenerate(self) -> list[int]:
+    def degenerate_groups(self) -> list[int]:
         """Numbers of the groups that teach nothing."""
-        return [i for i, credit in enumerate(self.credit) if credit.degenerate]
+        return [i for i, credit in enumerate(self.credit) if credit.is_degenerate]
 
     @property
     def degenerate_trajectories(self) -> int:
         """Number of trajectories, without branches, in the groups that teach nothing."""
-        return sum(len(self.groups[i].trunks) for i in self.degenerate)
+        return sum(len(self.groups[i].trunks) for i in self.degenerate_groups)
 
     def with_redrawn(self, numbers: Sequence[int], anew: "Experience") -> "Experience":
         """The same experience with newly drawn groups in place of those with these numbers."""
         groups, credit = list(self.groups), list(self.credit)
         for i, group, its_credit in zip(numbers, anew.groups, anew.credit, strict=True):
             groups[i], credit[i] = group, its_credit
-        collected = self.collected.joined(anew.collected, tuple(groups))
+        collected = self.collected.join(anew.collected, tuple(groups))
         redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
         return Experience(collected, tuple(credit), redrawn, self.first_draw)
 
@@ -146,7 +146,7 @@ class Experience:
         drawn = self.first_draw
         tallies = {
             name if name.startswith("reward/") else f"train/{name}": figure
-            for name, figure in scoring.group_tallies(drawn.groups, rewards).items()
+            for name, figure in scoring.tally_groups(drawn.groups, rewards).items()
         }
         trunks = [group.trajectories[i] for group in drawn.groups for i in group.trunks]
         sums: dict[str, float] = {

@@ -210,7 +210,7 @@ class LearningSettings:
         return self.dropout and {"old", "sampler"} <= self.needs
 
     @property
-    def reads_beforehand(self) -> bool:
+    def needs_precompute(self) -> bool:
         """True if some have to be read beforehand, unless the sampler computed the same numbers."""
         with_dropout = self.dropout and (self.passes > 1 or self.first_step_needs)
         return "old" in self.needs and (self.steps_per_pass > 1 or with_dropout)
@@ -243,7 +243,7 @@ class OldLogprobs:
         self._settings = settings
         self._logprobs: dict[int, Tensor] = {}  # by the trajectory's number
 
-    def read_beforehand(self, members: Sequence[Tensor]) -> None:
+    def precompute(self, members: Sequence[Tensor]) -> None:
         """Read the log-probabilities that the steps will need.
 
         Args:
@@ -258,15 +258,15 @@ class OldLogprobs:
         rest = sorted({*needed} - {*compared})
         sampler = self._columns.sampler_logprobs
         with self._uneven_passes():
-            self._read_in(compared)
+            self._store(compared)
             gaps = [(self._logprobs[i] - sampler[i]).abs().max() for i in compared]
             alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
             if alike and not self._settings.sampler_differs:
                 self._logprobs |= {i: sampler[i] for i in rest}
             else:
-                self._read_in(rest)
+                self._store(rest)
 
-    def _read_in(self, numbers: Sequence[int]) -> None:
+    def _store(self, numbers: Sequence[int]) -> None:
         logprobs = self._read([self._columns.trajectories[i] for i in numbers])
         self._logprobs |= zip(numbers, logprobs, strict=True)
 
@@ -328,7 +328,7 @@ def iteration_steps(
     """
     orders = [columns.order(shuffle) for _ in range(settings.passes)]
     members = [part for order in orders for part in order.tensor_split(settings.steps_per_pass)]
-    old.read_beforehand(members)
+    old.precompute(members)
     for number, chosen in enumerate(members):
         counts = columns.counts[chosen]
         total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))

@@ -17,34 +17,40 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
-from turnrl.plugin.errors import CheckpointError, RecipeError, TrainingError, blaming, kind_of
+from turnrl.plugin.errors import (
+    CheckpointError,
+    RecipeError,
+    TrainingError,
+    blaming,
+    describe_value,
+)
 from turnrl.plugin.signals import end_with_parent
-from turnrl.policy.divided import FSDP2, part_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import LanguageModel
-from turnrl.policy.reading import read_trajectories
+from turnrl.policy.scoring import score_trajectories
 from turnrl.policy.settings import Policy
-from turnrl.policy.trials import try_out
+from turnrl.policy.sharding import FSDP2, local_part
+from turnrl.policy.trials import try_learning
 from turnrl.rewards.scoring import Tally
-from turnrl.runs.checkpoints import Position, position
+from turnrl.runs.checkpoints import Position, read_position
 from turnrl.training import checkpoints
 from turnrl.training.asking import ask, check_sampling, scores
 from turnrl.training.callbacks import callbacks_of_a_run
-from turnrl.training.checks import check_division, examine_run, start_of
+from turnrl.training.checks import check_division, examine_run, make_start
 from turnrl.training.collection import Collector, KnownQuestions
 from turnrl.training.learning import Step
 from turnrl.training.trainer_checks import check_trainer, claim_folder
 from turnrl.types import (
     EngineSettings,
     Question,
-    Surroundings,
+    RunContext,
     TokenRow,
     TokenScores,
     Trajectory,
 )
 from turnrl.types.streams import ASK
 from turnrl.watch.metrics import MetricLog
-from turnrl.watch.trainer import announce, data_of, run_folder
+from turnrl.watch.trainer import announce, get_data_module, run_folder
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -140,17 +146,17 @@ class PolicyModule(L.LightningModule, ABC):
 
     @property
     @abstractmethod
-    def witness(self) -> Trajectory | None:
+    def probe_trajectory(self) -> Trajectory | None:
         """A trajectory to read before each checkpoint, because a policy that can no longer act is
         not saved. None if nothing was sampled yet."""
 
     @property
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> RunContext:
         """The run's folder and processes. The processes share the capacity of its tools."""
         if self._trainer is None:
-            return Surroundings(self.folder)
+            return RunContext(self.folder)
         divided = isinstance(self._trainer.strategy, FSDP2)
-        return Surroundings(self.folder, self._trainer.world_size, divided)
+        return RunContext(self.folder, self._trainer.world_size, divided)
 
     @property
     def chat(self) -> ChatFormat:
@@ -171,8 +177,8 @@ class PolicyModule(L.LightningModule, ABC):
         self.folder = run_folder(self.trainer)
         if self.folder is not None:  # from here on it has to be there
             self.folder.mkdir(parents=True, exist_ok=True)
-        data, learns = data_of(self.trainer), stage == "fit"
-        start = start_of(self.trainer, self, data, self.folder, self.gpu_memory, learns)
+        data, learns = get_data_module(self.trainer), stage == "fit"
+        start = make_start(self.trainer, self, data, self.folder, self.gpu_memory, learns)
         if learns:
             examine_run(start, shown=self.trainer.is_global_zero)
         else:
@@ -200,7 +206,7 @@ class PolicyModule(L.LightningModule, ABC):
         if self.device.type != "cpu":
             with self.memory.phase("learning"):
                 longest = self.rollout.max_tokens  # a minibatch holds at least one such trajectory
-                try_out(self.policy, max(self.policy.budget, longest), longest)
+                try_learning(self.policy, max(self.policy.budget, longest), longest)
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser of the trained parameters, and its schedule per optimiser step."""
@@ -211,21 +217,27 @@ class PolicyModule(L.LightningModule, ABC):
         waits = isinstance(schedule, ReduceLROnPlateau)  # for a metric
         if self.scheduler is not None and (waits or not isinstance(schedule, LRScheduler)):
             raise RecipeError(
-                f"model.scheduler makes {kind_of(schedule)}. Give a class or a function that makes "
+                f"model.scheduler makes {describe_value(schedule)}. Give a class or a function "
+                f"that makes "
                 "a schedule that counts steps: "
                 "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)."
             )
         if not isinstance(optimizer, Optimizer):
             raise RecipeError(
-                f"model.optimizer makes {kind_of(optimizer)}. Give a class or a function that "
+                f"model.optimizer makes {describe_value(optimizer)}. Give a class or a function "
+                f"that "
                 "makes an optimiser: optimizer=lambda parameters: AdamW(parameters, lr=1e-5)."
             )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
-    def read(self, rows: Sequence[TokenRow], temperature: float | None = None) -> list[TokenScores]:
-        """The current learner's scores of sampled tokens; see `LanguageModel.read`."""
+    def score_tokens(
+        self, rows: Sequence[TokenRow], temperature: float | None = None
+    ) -> list[TokenScores]:
+        """The current learner's scores of sampled tokens; see `LanguageModel.score_tokens`."""
         with self.memory.phase("learning"):
-            return self.policy.read(rows, temperature=temperature or self.rollout.temperature)
+            return self.policy.score_tokens(
+                rows, temperature=temperature or self.rollout.temperature
+            )
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Lightning's step, in which it calls `training_step` and its backward pass too."""
@@ -265,13 +277,13 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only the trained weights and the policy's identity. Refuse to save a policy that can
         no longer act: a step may leave weights finite but ruined, so that the next forward pass is
         not finite."""
-        if self.witness is not None:
-            (read,) = read_trajectories([self.witness], self.read)
+        if self.probe_trajectory is not None:
+            (read,) = score_trajectories([self.probe_trajectory], self.score_tokens)
             named = {"the policy's log-probabilities": read.logprobs, "its values": read.values}
             for name, numbers in named.items():
                 if not numbers.isfinite().all():
                     raise self._training_error(f"{name} are not finite")
-        checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
+        checkpoints.add_identity(checkpoint, self.policy, self.trainer.optimizers)
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Refuse a checkpoint of another policy, and let the recipe's optimiser settings override
@@ -282,7 +294,7 @@ class PolicyModule(L.LightningModule, ABC):
         """
         fit = self._trainer is not None and self.trainer.state.fn == "fit"
         checkpoints.check_policy(checkpoint, self.policy, learns=fit)
-        self._loaded = position(checkpoint)
+        self._loaded = read_position(checkpoint)
         if fit and "optimizer_states" in checkpoint:  # otherwise Lightning reports what it lacks
             (optimizer,), schedules = self.configure_optimizers()
             schedule = schedules[0]["scheduler"] if schedules else None
@@ -306,7 +318,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.collector.forget()
         parameters = dict(self.named_parameters())
         own = {
-            name: part_of(value, parameters[name])
+            name: local_part(value, parameters[name])
             if isinstance(value, Tensor) and name in parameters
             else value
             for name, value in state_dict.items()

@@ -40,19 +40,19 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl.agent.rollout import Rollout
-from turnrl.credit.earnings import earning_tallies
+from turnrl.credit.earnings import tally_earnings
 from turnrl.credit.estimators import TurnLevel, assign_credit
 from turnrl.objectives.applying import check_needs, compute_loss
 from turnrl.objectives.clipped import ClippedSurrogate
-from turnrl.plugin.errors import RecipeError, instance_of
-from turnrl.plugin.hooks import installed_class
-from turnrl.plugin.text import counted
+from turnrl.plugin.errors import RecipeError, check_instance
+from turnrl.plugin.hooks import load_class
+from turnrl.plugin.text import format_count
 from turnrl.policy.layout import ForwardPass
 from turnrl.policy.memory import peak_bytes
-from turnrl.policy.reading import read_trajectories
+from turnrl.policy.scoring import score_trajectories
 from turnrl.policy.settings import Policy
 from turnrl.rewards import scoring
-from turnrl.rewards.scoring import Tally, rewards_of
+from turnrl.rewards.scoring import Tally, convert_rewards
 from turnrl.training.checkpoints import read_safely
 from turnrl.training.checks import check_settings
 from turnrl.training.collection import Collector
@@ -78,11 +78,11 @@ from turnrl.types import (
     Trajectory,
 )
 from turnrl.types.streams import EVALUATE, TRAIN, stream_seed
-from turnrl.watch.trainer import data_of
+from turnrl.watch.trainer import get_data_module
 
 
 def _default_engine() -> EngineSettings:
-    if (default := installed_class("turnrl_engines", "Slots")) is None:
+    if (default := load_class("turnrl_engines", "Slots")) is None:
         raise RecipeError("model.engine is not set, and the engine Slots is not installed. Set it.")
     return cast(EngineSettings, default())
 
@@ -93,7 +93,7 @@ class MTGRPO(PolicyModule):
 
     Args:
         policy: The model to train.
-        rollout: How the agent acts: turn scheme, tools and limits.
+        rollout: How the agent acts: segmenter, tools and limits.
         rewards: Turn rewards and outcome rewards; each kind is summed. Functions of an attempt, or
             of an attempt and a turn, may stand among them by their dotted paths.
         estimator: From rewards to advantages: `TurnLevel` (MT-GRPO), `OutcomeOnly`, `Merged`.
@@ -145,15 +145,15 @@ class MTGRPO(PolicyModule):
         engine = _default_engine() if engine is None else engine
         estimator = estimator if estimator is not None else TurnLevel()
         objective = objective if objective is not None else ClippedSurrogate()
-        instance_of(Policy, "policy", policy)
-        instance_of(Rollout, "rollout", rollout)
-        instance_of(EngineSettings, "engine", engine)
-        instance_of(AdvantageEstimator, "estimator", estimator)
-        instance_of(Objective, "objective", objective)
+        check_instance(Policy, "policy", policy)
+        check_instance(Rollout, "rollout", rollout)
+        check_instance(EngineSettings, "engine", engine)
+        check_instance(AdvantageEstimator, "estimator", estimator)
+        check_instance(Objective, "objective", objective)
         check_needs(objective)
         model = policy.build(estimator.critic)
         super().__init__(model, rollout, engine, optimizer, scheduler, seed)
-        self.rewards = rewards_of(rewards)
+        self.rewards = convert_rewards(rewards)
         self.estimator = estimator
         self.objective = objective.for_engine(self.engine)
         self.group_size = group_size
@@ -197,14 +197,15 @@ class MTGRPO(PolicyModule):
             self.collector.begin(asked, self._key(number), bar)
         experience = self._experience(key)
         for redraw in range(1, self.redraws + 1):
-            if not (degenerate := experience.degenerate):
+            if not (degenerate := experience.degenerate_groups):
                 break
             again = [questions[i] for i in degenerate]
             self.collector.begin(again, (*key, redraw), self.bar("collecting"))
             experience = experience.with_redrawn(degenerate, self._experience((*key, redraw)))
-            left = len(experience.degenerate)
+            left = len(experience.degenerate_groups)
             rank_zero_info(
-                f"resampled {counted(len(degenerate), 'group')}; {left} still have zero advantages"
+                f"resampled {format_count(len(degenerate), 'group')}; {left} still have zero "
+                f"advantages"
             )
         return experience
 
@@ -234,7 +235,7 @@ class MTGRPO(PolicyModule):
         return self._steps_of(self.experience, iteration)
 
     @property
-    def witness(self) -> Trajectory | None:
+    def probe_trajectory(self) -> Trajectory | None:
         """A trajectory of the last iteration."""
         return None if self.experience is None else self.experience.trajectories[0]
 
@@ -245,7 +246,9 @@ class MTGRPO(PolicyModule):
         shuffle = torch.Generator().manual_seed(self.stream(iteration))
 
         def read(trajectories: Sequence[Trajectory]) -> list[Tensor]:
-            return [scores.logprobs for scores in read_trajectories(trajectories, self.read)]
+            return [
+                scores.logprobs for scores in score_trajectories(trajectories, self.score_tokens)
+            ]
 
         def forward_passes(
             rows: Sequence[TokenRow], owners: Sequence[int]
@@ -304,7 +307,7 @@ class MTGRPO(PolicyModule):
             self._unlogged = None
             tallies = experience.tallies(self.rewards)
             charged, processes = self.estimator.charges_costs, self.trainer.world_size
-            earned = earning_tallies(experience.first_draw.groups, charged, processes)
+            earned = tally_earnings(experience.first_draw.groups, charged, processes)
             self.metrics.log(tallies | earned)
             if self.max_staleness:
                 self.metrics.log({"train/staleness": experience.staleness(self.global_step)})
@@ -343,7 +346,7 @@ class MTGRPO(PolicyModule):
     def _idle_forward_passes(self, batch: Step) -> int:
         """Number of forward passes that this process makes only because another has more
         minibatches: each forward pass of a divided policy takes all processes."""
-        if not self.policy.divided:
+        if not self.policy.is_sharded:
             return 0
         own = torch.tensor(len(batch), device=self.device)
         largest = self.trainer.strategy.reduce(own, reduce_op="max")
@@ -409,7 +412,9 @@ class MTGRPO(PolicyModule):
     def on_validation_epoch_start(self) -> None:
         """Forget the groups of the last evaluation."""
         self._evaluated = []
-        if self.policy.divided:  # here, because a process without a question has to take part too
+        if (
+            self.policy.is_sharded
+        ):  # here, because a process without a question has to take part too
             self.collector.sync()
 
     def validation_step(  # type: ignore[override] # Lightning passes on whatever it returns
@@ -419,9 +424,9 @@ class MTGRPO(PolicyModule):
         question in a batch. Lightning hands the result to the callbacks."""
         split = self.split
         with self.policy.uneven_passes():
-            groups = self._scored(batch, batch_idx) if batch else ()
+            groups = self._score_attempts(batch, batch_idx) if batch else ()
         self._evaluated += groups
-        tallies = scoring.group_tallies(groups, self.rewards)
+        tallies = scoring.tally_groups(groups, self.rewards)
         self.metrics.log({f"{split}/{name}": t for name, t in tallies.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
             self.metrics.log_sum(f"{split}/questions", len(batch))
@@ -430,10 +435,10 @@ class MTGRPO(PolicyModule):
     @property
     def split(self) -> str:
         """The name of what an evaluation scores: `val`, `test`, ..."""
-        data = data_of(self.trainer)
+        data = get_data_module(self.trainer)
         return data.label or data.split if isinstance(data, IterationData) else "val"
 
-    def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
+    def _score_attempts(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (EVALUATE, self.seed, number, self.global_rank)
         attempts = self.collector.explore(batch, self._samples, key, self.bar("evaluating"))
         return self.collector.score(attempts.trajectories)

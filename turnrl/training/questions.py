@@ -19,8 +19,8 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.data.fields import Fields
 from turnrl.data.sources import Role, Source, load_questions, open_source
-from turnrl.plugin.errors import DataError, RecipeError, at_least, instance_of
-from turnrl.plugin.hooks import contributed
+from turnrl.plugin.errors import DataError, RecipeError, check_at_least, check_instance
+from turnrl.plugin.hooks import collect_components
 from turnrl.training.loader import IterationData
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question, answer_rule
@@ -33,7 +33,7 @@ _SELECTION_SEED = 2505_11821
 
 
 @functools.lru_cache(maxsize=4)
-def _shuffled(size: int, seed: int | str) -> tuple[int, ...]:
+def _shuffle(size: int, seed: int | str) -> tuple[int, ...]:
     """The first `size` numbers in a fixed order."""
     order = list(range(size))
     random.Random(seed).shuffle(order)
@@ -49,11 +49,11 @@ def _naming(setting: str) -> Iterator[None]:
         raise DataError(f"{setting}: {error}") from error
 
 
-def _limited(questions: list[Question], limit: int | None) -> list[Question]:
+def _limit_questions(questions: list[Question], limit: int | None) -> list[Question]:
     """A fixed choice of `limit` questions, in order. A greater limit only adds questions."""
     if limit is None or limit >= len(questions):
         return questions
-    return [questions[i] for i in sorted(_shuffled(len(questions), _SELECTION_SEED)[:limit])]
+    return [questions[i] for i in sorted(_shuffle(len(questions), _SELECTION_SEED)[:limit])]
 
 
 @final
@@ -112,7 +112,7 @@ class QuestionData(IterationData):
         self.sources: dict[Role, Source | None] = {"train": train, "val": val}
         self.splits: dict[Role, str | None] = {"train": train_split, "val": val_split}
         if fields is not None:
-            instance_of(Fields, "fields", fields)
+            check_instance(Fields, "fields", fields)
         self.fields = fields
         self.config = config
         self.rule = None if answers is None else answer_rule(answers)
@@ -121,8 +121,8 @@ class QuestionData(IterationData):
         self.val_limit = val_limit
         self.val_batch_size = val_batch_size
         counts = ("questions_per_iteration", "val_batch_size")
-        at_least(1, "data.", self, *counts, whole=True, optional=False)
-        at_least(1, "data.", self, "train_limit", "val_limit", whole=True)
+        check_at_least(1, "data.", self, *counts, whole=True, optional=False)
+        check_at_least(1, "data.", self, "train_limit", "val_limit", whole=True)
         self.seed = seed
         self.split = "val"
         """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""
@@ -158,10 +158,10 @@ class QuestionData(IterationData):
         for role, split in before:
             self._questions(role, split)
 
-    def asked(self) -> Iterator[list[Question]]:
+    def loaded_questions(self) -> Iterator[list[Question]]:
         """The questions of each split that has been read: those that a run may ask."""
         for (role, _), questions in self._kept.items():
-            yield _limited(questions, None if role == "train" else self.val_limit)
+            yield _limit_questions(questions, None if role == "train" else self.val_limit)
 
     def _refuse_unused(self, opened: list[QuestionSource]) -> None:
         for option in ("fields", "config"):
@@ -202,7 +202,7 @@ class QuestionData(IterationData):
 
     def _order(self, number: int) -> tuple[int, ...]:
         """A permutation of the training questions."""
-        return _shuffled(len(self._questions("train")), f"{self.seed}/{number}")
+        return _shuffle(len(self._questions("train")), f"{self.seed}/{number}")
 
     def eval_questions(self, split: str | None = None) -> list[Question]:
         """The questions to evaluate with, the same every time: at most `val_limit`.
@@ -212,7 +212,9 @@ class QuestionData(IterationData):
         """
         split = split or self.split
         role: Role = "train" if split == "train" else "val"
-        return _limited(self._questions(role, None if split == role else split), self.val_limit)
+        return _limit_questions(
+            self._questions(role, None if split == role else split), self.val_limit
+        )
 
     def val_dataloader(self) -> Iterable[list[Question]]:
         """Batches of the questions to evaluate with; none without a source.
@@ -245,7 +247,7 @@ class QuestionData(IterationData):
             questions, fault = self._loaded(role, split), ""
             if self._asked_by is not None:
                 rollout, chat = self._asked_by
-                questions, fault = rollout.with_room(questions, chat)
+                questions, fault = rollout.questions_with_room(questions, chat)
             if fault:
                 line = f"data.{role}: left out {fault}. Raise max_tokens to ask them"
                 if not questions:
@@ -262,8 +264,8 @@ class QuestionData(IterationData):
         with _naming(f"data.{role}"):
             questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
         if self.rule is None and not self._advised:
-            advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
+            advice = (rule.advice(questions) for rule in collect_components("turnrl_answers"))
             if line := next(filter(None, advice), None):
                 self._advised = True
                 _logger.warning(line)
-        return _limited(questions, self.train_limit if role == "train" else None)
+        return _limit_questions(questions, self.train_limit if role == "train" else None)

@@ -17,9 +17,9 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 
 from turnrl.plugin.errors import ArgumentTypeError, RecipeError
-from turnrl.policy.divided import FSDP2
+from turnrl.policy.sharding import FSDP2
 from turnrl.runs.claim import refuse_other_run
-from turnrl.watch.trainer import data_of
+from turnrl.watch.trainer import get_data_module
 
 _REFUSED = (
     BaseFinetuning,
@@ -42,7 +42,7 @@ def check_trainer(trainer: L.Trainer) -> None:
         RecipeError: Naming the setting or the callback, the reason, and what to take.
         ArgumentTypeError: If it would train on something other than a data module.
     """
-    if trainer.state.fn == "fit" and data_of(trainer) is None:
+    if trainer.state.fn == "fit" and get_data_module(trainer) is None:
         raise ArgumentTypeError(
             "Trainer.fit has no data module, but a DataLoader, a list or nothing, which cannot say "
             "what an iteration asks. Pass one: trainer.fit(module, QuestionData(train=rows))."

@@ -1,4 +1,4 @@
-"""The contracts of acting that a plugin extends: tools, turn schemes, players."""
+"""The contracts of acting that a plugin extends: tools, segmenters, players."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Segmenter(ABC):
             RecipeError: If the scheme has no form for the reading. The default has no form for any.
         """
         raise RecipeError(
-            f"the turn scheme {type(self).__name__} does not say how a turn is written. Define "
+            f"the segmenter {type(self).__name__} does not say how a turn is written. Define "
             "write in its class, or give 'turnrl warmup' texts of your own with --by."
         )
 

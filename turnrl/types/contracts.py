@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from turnrl.plugin.errors import DataError, PluginError, at_least
+from turnrl.plugin.errors import DataError, PluginError, check_at_least
 from turnrl.plugin.hooks import contract
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.group import Group
@@ -111,7 +111,7 @@ class Critic:
     trains_policy: bool = True
 
     def __post_init__(self) -> None:
-        at_least(0, "critic.", self, "lr", optional=False)
+        check_at_least(0, "critic.", self, "lr", optional=False)
 
 
 class Attempts(NamedTuple):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """The run that an engine works in: its folder and its processes.
 
     Args:
@@ -36,12 +36,12 @@ class Surroundings:
     divided: bool = False
 
 
-class Beside(NamedTuple):
+class ServerMemory(NamedTuple):
     """GPU memory that an engine's own processes take on the learner's device.
 
     Args:
         sampling: Bytes while it samples.
-        learning: Bytes after `Engine.rest`.
+        learning: Bytes after `Engine.release_memory`.
     """
 
     sampling: int
@@ -169,7 +169,7 @@ class SampledPolicy(Protocol):
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """(T, V), on the CPU: logits after each of a text's T tokens, in eval mode."""
 
-    def read(
+    def score_tokens(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> Sequence[TokenScores]:
         """For each sequence, the scores of the N_i tokens asked for, in eval mode, without a
@@ -285,7 +285,7 @@ class Engine(Sampler):
         return type(self).__name__
 
     def check(
-        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+        self, policy: SampledPolicy, max_tokens: int, where: RunContext = RunContext()
     ) -> None:
         """Verify that the engine can work, as far as possible before any weights are loaded.
 
@@ -298,12 +298,12 @@ class Engine(Sampler):
         """
 
     @property
-    def in_force(self) -> Mapping[str, str]:
+    def active_choices(self) -> Mapping[str, str]:
         """The choices that the engine made when it started, for people to read: the kind of
         attention, with or without CUDA graphs. Empty before it starts."""
         return {}
 
-    def beside(self, total: int) -> Beside | None:
+    def server_memory(self, total: int) -> ServerMemory | None:
         """Memory of the learner's GPU that the engine's own processes will take, for the memory
         plan.
 
@@ -342,7 +342,7 @@ class Engine(Sampler):
         """A session whose history is the prompt, at least one token. Its forks share the work of
         reading the prompt. Sessions may generate concurrently, from one event loop."""
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Release memory that the learner may need: nothing is sampled until the next `sync`. A run
         that samples ahead (`model.max_staleness`) never calls this."""
 

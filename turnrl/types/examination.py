@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from turnrl.plugin.hooks import contract, installed
-from turnrl.types.engine import Surroundings
+from turnrl.plugin.hooks import contract, load_classes
+from turnrl.types.engine import RunContext
 
 if TYPE_CHECKING:
     import torch
@@ -79,9 +79,9 @@ class Start:
             self.questions = data.questions_per_iteration if isinstance(data, AsksQuestions) else 16
 
     @property
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> RunContext:
         """The place where the run's engine works."""
-        return Surroundings(self.folder, self.processes, self.divided)
+        return RunContext(self.folder, self.processes, self.divided)
 
     def settle(self) -> list[Check]:
         """Let all installed checks fill in the settings that a recipe leaves open.
@@ -91,7 +91,7 @@ class Start:
         Raises:
             RecipeError: From a check that can find no value that would work.
         """
-        checks: list[Check] = [check() for check in installed("turnrl_checks").values()]
+        checks: list[Check] = [check() for check in load_classes("turnrl_checks").values()]
         for check in checks:
             check.settle(self)
         return checks

@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from turnrl.plugin.errors import DataError, RecipeError, did_you_mean, instance_of
-from turnrl.plugin.hooks import contract, contributed
-from turnrl.plugin.text import contained_answer, is_blank, normalize_answer
+from turnrl.plugin.errors import DataError, RecipeError, check_instance, suggest_name
+from turnrl.plugin.hooks import collect_components, contract
+from turnrl.plugin.text import find_contained_answer, is_blank, normalize_answer
 
 
 @contract("turnrl_answers")
@@ -81,7 +81,7 @@ class Phrase(AnswerRule):
         return None if is_blank(words) else words
 
     def occurs_in(self, text: str, accepted: str) -> bool:
-        return contained_answer(text, [accepted]) is not None
+        return find_contained_answer(text, [accepted]) is not None
 
 
 def answer_rule(
@@ -97,14 +97,14 @@ def answer_rule(
         RecipeError: If there is no such rule.
     """
     if isinstance(given, type) and issubclass(given, AnswerRule):
-        instance_of(AnswerRule, "answers", given)
+        check_instance(AnswerRule, "answers", given)
     if isinstance(given, AnswerRule):
         return given
-    rules: list[type[AnswerRule]] = contributed("turnrl_answers")
+    rules: list[type[AnswerRule]] = collect_components("turnrl_answers")
     if named := next(filter(None, (rule.named(given) for rule in rules)), None):
         return named
     names = [rule.goes_by or rule.__name__.lower() for rule in rules]
-    near = did_you_mean(str(given), names)
+    near = suggest_name(str(given), names)
     choices = f"There are {', '.join(names)}"
     raise RecipeError(f"{setting} is {given!r}, which is not a rule.{near} {choices}.")
 

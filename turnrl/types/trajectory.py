@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, Required, TypedDict, final
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.plugin.text import labelled, visible
+from turnrl.plugin.text import format_labelled, make_visible
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolFigures, ToolSession
 
@@ -217,7 +217,9 @@ class Turn:
         ]
         if self.reading.format_error:
             lines.append(f"form: {self.reading.format_error}")
-        return visible("\n".join([self.text, *(textwrap.indent(line, "   ") for line in lines)]))
+        return make_visible(
+            "\n".join([self.text, *(textwrap.indent(line, "   ") for line in lines)])
+        )
 
 
 @final
@@ -326,8 +328,8 @@ class Trajectory:
     def __str__(self) -> str:
         turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns, 1))
         asked, ending = f"question   {self.question.text}", f"ended by   {self.ended_by}"
-        opening = [visible(labelled("opening", self.opening))] if self.opening else []
-        return "\n".join([visible(asked), *opening, *turns, ending])
+        opening = [make_visible(format_labelled("opening", self.opening))] if self.opening else []
+        return "\n".join([make_visible(asked), *opening, *turns, ending])
 
     @property
     def answer(self) -> str | None:

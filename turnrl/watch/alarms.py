@@ -9,10 +9,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
 
-from turnrl.plugin.text import painted
+from turnrl.plugin.text import paint
 from turnrl.rewards.scoring import Tally
-from turnrl.runs.alarms import FIGURES, Alarm, alarms
-from turnrl.watch.health import warning_if_nothing_learned
+from turnrl.runs.alarms import FIGURES, Alarm, find_alarms
+from turnrl.watch.health import find_learning_warning
 from turnrl.watch.trainer import announce
 
 _logger = logging.getLogger(__name__)
@@ -61,18 +61,18 @@ class Alarms(L.Callback):
         """Take the figures of the iteration that has ended, and log the number of alarms so far.
         Every process has to call this."""
         iteration = pl_module.position.iteration
-        figures = pl_module.metrics.new(validating=False)
+        figures = pl_module.metrics.unread_metrics(validating=False)
         taken = {name: figures[name] for name in FIGURES if name in figures}
         if not taken or (self.rows and self.rows[-1]["iteration"] >= iteration):
             return  # a resumed run first ends the iteration that was complete
         self.rows.append({"iteration": float(iteration), **taken})
-        raised = alarms(self.rows)
+        raised = find_alarms(self.rows)
         # earlier ones were printed, here or by the run that this one resumes
         self._due = [alarm for alarm in raised if alarm.noticed == iteration]
         pl_module.metrics.log({"train/alarms": Tally(len(raised), 1)})
         experience = pl_module.experience  # of this process; None in a run that resumes
         trajectories = experience.trajectories if experience is not None else ()
-        warning = warning_if_nothing_learned(iteration, figures, pl_module.rollout, trajectories)
+        warning = find_learning_warning(iteration, figures, pl_module.rollout, trajectories)
         self._taught_nothing = self._taught_nothing + 1 if warning else 0
         if warning and not self._warned and (iteration == 1 or self._taught_nothing >= _IN_A_ROW):
             self._warned = True
@@ -89,6 +89,6 @@ class Alarms(L.Callback):
         due, self._due = self._due, []
         silent = trainer.progress_bar_callback is None and trainer.is_global_zero
         for alarm in due:
-            announce(trainer, painted(f"alarm: {alarm.text}", "alarm"))
+            announce(trainer, paint(f"alarm: {alarm.text}", "alarm"))
             if silent:
                 _logger.warning(f"alarm: {alarm.text}")

@@ -18,7 +18,7 @@ import torch
 import yaml
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
-from turnrl.runs.checkpoints import Position, kept_in, position
+from turnrl.runs.checkpoints import Position, find_checkpoint, read_position
 from turnrl.watch.trainer import writing
 
 if TYPE_CHECKING:
@@ -170,16 +170,16 @@ class ExportsPolicy(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         policy = pl_module.policy
-        if not (trainer.is_global_zero or policy.divided) or (run := pl_module.folder) is None:
+        if not (trainer.is_global_zero or policy.is_sharded) or (run := pl_module.folder) is None:
             return
         if isinstance(io := trainer.strategy.checkpoint_io, AsyncCheckpointIO):
             io.teardown()  # waits until the last checkpoint is written
         weights, name, place = None, "", pl_module.position
-        if (file := kept_in(run)) is not None:
+        if (file := find_checkpoint(run)) is not None:
             saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             state = saved["state_dict"].items()
             weights = {key.removeprefix("policy."): value for key, value in state}
-            name, place = file.name, position(saved)
+            name, place = file.name, read_position(saved)
         kind = "model" if policy.lora is None else "adapter"
         with writing(trainer, run / kind):
             export(policy, run / kind, facts_of(run, name, place), weights)

@@ -27,7 +27,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import SaveConfigCallback
 from tqdm.auto import tqdm
 
-from turnrl.plugin.text import fitted, painted, terminal_columns
+from turnrl.plugin.text import paint, terminal_columns, wrap_text
 from turnrl.watch.card import ExportsPolicy
 from turnrl.watch.metrics import SHOWN
 from turnrl.watch.trainer import is_trial, run_folder
@@ -117,7 +117,7 @@ class IterationLines(ProgressBar):
     def print(self, *args: object, **kwargs: object) -> None:
         """Print at once, also into a pipe; on a terminal, wrapped at words."""
         columns = terminal_columns(sys.stdout)
-        super().print(*(fitted(str(part), columns) for part in args), flush=True, **kwargs)
+        super().print(*(wrap_text(str(part), columns) for part in args), flush=True, **kwargs)
 
     def _print_line(self, text: str) -> None:
         if self.trainer.is_global_zero:
@@ -234,7 +234,7 @@ class IterationLines(ProgressBar):
             if self._printed % _HEADER_EVERY == 0 and figures:
                 names = " ".join(_COLUMNS)
                 header = f"{'':{width}} {'time':>8} {'left':>7}  split  {names}"
-                self._print_line(painted(header, "dim"))
+                self._print_line(paint(header, "dim"))
             self._printed += 1
             left = "" if row.left_s is None else duration(row.left_s)
             values = zip(_COLUMNS, SHOWN[row.split], strict=True)
@@ -244,7 +244,7 @@ class IterationLines(ProgressBar):
             )
             line = f"{row.title:{width}} {passed:>8} {left:>7}  {row.split:5}  {shown}"
             line = line.rstrip()
-            self._print_line(painted(line, "strong") if row.split == "val" else line)
+            self._print_line(paint(line, "strong") if row.split == "val" else line)
         self._pending.clear()
 
     def _left(self, trainer: L.Trainer) -> float | None:

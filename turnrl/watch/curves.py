@@ -30,10 +30,10 @@ class Curves(L.Callback):
             file = folder / "curves.svg"
             with writing(trainer, file):
                 (run,) = open_runs([folder])
-                draw(run, file)
+                draw_curves(run, file)
 
 
-def draw(run: Run, file: Path) -> None:
+def draw_curves(run: Run, file: Path) -> None:
     """Draw the four curves of a run: validation as lines with points, training as thin lines.
 
     Args:

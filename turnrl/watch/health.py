@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from turnrl.agent.rollout import Rollout
-from turnrl.plugin.text import visible
+from turnrl.plugin.text import make_visible
 from turnrl.types.trajectory import Trajectory
 
 _ALL = 1 - 1e-6
 _WARM_UP = " If it never calls a tool, teach it the form with 'turnrl warmup'."
 
 
-def warning_if_nothing_learned(
+def find_learning_warning(
     iteration: int,
     figures: Mapping[str, float],
     rollout: Rollout,
@@ -48,7 +48,7 @@ def warning_if_nothing_learned(
     if figures.get("train/exact_match", 0.0) > _ALL:
         advice = "All answers were right: train on harder questions."
     elif figures["train/format"] < 1e-6 and not any(tool.acts for tool in rollout.toolsets):
-        driver = rollout.driver
+        driver = rollout.loop
         advice = (
             "No trajectory was well formed: read transcripts/ in the run's folder, then make the "
             f"instructions of the {driver.kind} {driver.name} plainer, or take a policy that can "
@@ -70,7 +70,7 @@ def _common_error(trajectories: Iterable[Trajectory]) -> str:
     """A sentence that quotes the most frequent error of tool calls, if most of the calls failed."""
     results = [result for trajectory in trajectories for result in trajectory.results]
     errors = Counter(
-        visible(result.unread or result.content)[:200] for result in results if not result.ok
+        make_visible(result.unread or result.content)[:200] for result in results if not result.ok
     )
     if 2 * errors.total() <= len(results):
         return ""

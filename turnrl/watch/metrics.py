@@ -101,15 +101,15 @@ class MetricLog:
             rank_zero_only=True,
         )
 
-    def new(self, validating: bool) -> dict[str, float]:
+    def unread_metrics(self, validating: bool) -> dict[str, float]:
         """The figures of a validation, or of training, that were logged since `take`. Lightning's
         `callback_metrics` also has older ones."""
         logged, names = self._module.trainer.callback_metrics, self._names[validating]
         return {name: float(logged[name]) for name in sorted(names) if name in logged}
 
-    def take(self, validating: bool) -> dict[str, float]:
+    def take_metrics(self, validating: bool) -> dict[str, float]:
         """The figures of `new`, which then no longer count as new."""
-        taken = self.new(validating)
+        taken = self.unread_metrics(validating)
         self._names[validating].clear()
         return taken
 
@@ -168,7 +168,7 @@ class PolicyRows(L.Callback):
             write_table(file, [*rows, row])
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
-        figures = pl_module.metrics.take(trainer.validating)
+        figures = pl_module.metrics.take_metrics(trainer.validating)
         if figures:
             iteration, step = pl_module.position
             place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from turnrl.credit.estimators import Credit
-from turnrl.plugin.errors import at_least
-from turnrl.policy.reading import read_trajectories
+from turnrl.plugin.errors import check_at_least
+from turnrl.policy.scoring import score_trajectories
 from turnrl.rewards.answers import f1
-from turnrl.rewards.scoring import curves
+from turnrl.rewards.scoring import compute_curves
 from turnrl.runs.columns import (
     SCHEMA,
     TOKENS,
@@ -32,7 +32,7 @@ from turnrl.runs.columns import (
     plain,
 )
 from turnrl.runs.files import whole_file
-from turnrl.runs.record import FileName, Row, transcript
+from turnrl.runs.record import FileName, Row, format_transcript
 from turnrl.types import TokenRow
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
@@ -65,8 +65,8 @@ class Recorder(L.Callback):
         self.per_iteration = per_iteration
         self.tokens = tokens
         self.transcripts = transcripts
-        at_least(0, "record.", self, "per_iteration", whole=True)
-        at_least(0, "record.", self, "transcripts", whole=True, optional=False)
+        check_at_least(0, "record.", self, "per_iteration", whole=True)
+        check_at_least(0, "record.", self, "transcripts", whole=True, optional=False)
         self._kept: object = None
         self._evaluated: list[Group] = []
         self._greedy = True
@@ -79,8 +79,8 @@ class Recorder(L.Callback):
             return
         self._kept = experience
         place = (trainer.global_rank, trainer.world_size)
-        count = count_kept(experience.groups, self.per_iteration, *place)
-        recorded = rows(
+        count = count_recorded_groups(experience.groups, self.per_iteration, *place)
+        recorded = record_rows(
             experience.groups[:count],
             experience.credit[:count],
             "train",
@@ -88,7 +88,7 @@ class Recorder(L.Callback):
             trainer.global_step,
             *place,
             pl_module.estimator,
-            pl_module.read if self.tokens else None,
+            pl_module.score_tokens if self.tokens else None,
             pl_module.chat.token_texts,
         )
         self._write(list(recorded), experience.groups, trainer, pl_module)
@@ -105,8 +105,12 @@ class Recorder(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         groups, (iteration, version) = self._evaluated, pl_module.position
-        learner = partial(pl_module.read, temperature=1.0) if self._greedy else pl_module.read
-        recorded = rows(
+        learner = (
+            partial(pl_module.score_tokens, temperature=1.0)
+            if self._greedy
+            else pl_module.score_tokens
+        )
+        recorded = record_rows(
             groups,
             [None] * len(groups),
             pl_module.split,
@@ -131,21 +135,23 @@ class Recorder(L.Callback):
         name = FileName(first["split"], first["policy_version"], rank)
         kept = folder / "record" / str(name)
         with writing(trainer, kept):
-            write(recorded, kept)
+            write_rows(recorded, kept)
         if first["split"] == "train" and rank == 0 and self.transcripts:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
             texts = []
             for row in _extremes(recorded, self.transcripts):
                 group = groups[row["group"] // trainer.world_size]
                 trajectory = group.trajectories[row["member"]]
-                sent = module.rollout.driver.sent(trajectory, module.chat)
-                texts.append(transcript(row, sent))
+                sent = module.rollout.loop.text_before_turns(trajectory, module.chat)
+                texts.append(format_transcript(row, sent))
             whole = ("\n" + "=" * 80 + "\n").join(texts)
             with writing(trainer, file), whole_file(file) as new:
                 new.write_text(whole + "\n", encoding="utf-8")
 
 
-def count_kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
+def count_recorded_groups(
+    groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1
+) -> int:
     """Number of groups that one process records, from its first on: as many whole groups as fit
     into its share of the trajectories to keep. The first process keeps at least one.
 
@@ -161,7 +167,7 @@ def count_kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: 
     return sum(size <= most // ranks for size in sizes) or int(rank == 0)
 
 
-def rows(
+def record_rows(
     groups: Sequence[Group],
     credit: Iterable[Credit | None],
     split: str,
@@ -188,10 +194,10 @@ def rows(
         texts: Gives the texts of the recorded tokens; None to record tokens without texts.
     """
     every = [trajectory for group in groups for trajectory in group.trajectories]
-    rule = None if estimator is None else _settings(estimator)
+    rule = None if estimator is None else _describe_estimator(estimator)
     tokens: Iterator[RecordedTokens] = itertools.repeat(RecordedTokens())
     if learner is not None:
-        scores = read_trajectories(every, learner)
+        scores = score_trajectories(every, learner)
         tokens = map(partial(_tokens, texts=texts), every, scores)
     scored = zip(groups, credit, strict=True)
     for number, (group, group_credit) in zip(itertools.count(first, step), scored):
@@ -213,7 +219,7 @@ def _recorded(
     question, trajectory = group.question, group.trajectories[i]
     samples, totals = trajectory.samples, group.totals[group.trunks]
     right_at = {name: part.right_at for name, part in group.components.items()}
-    more: dict[str, Any] = {**shared, **curves(trajectory)}
+    more: dict[str, Any] = {**shared, **compute_curves(trajectory)}
     return RecordedAttempt(
         **more,
         tokens=tokens,
@@ -239,11 +245,11 @@ def _recorded(
         ),
         group_mean=float(totals.mean()) if len(totals) > 1 else None,
         group_std=float(totals.std()) if len(totals) > 1 else None,
-        turns=tuple(_turn(group, credit, i, k) for k in range(len(trajectory.turns))),
+        turns=tuple(_turn_row(group, credit, i, k) for k in range(len(trajectory.turns))),
     )
 
 
-def _turn(group: Group, credit: Credit | None, i: int, k: int) -> RecordedTurn:
+def _turn_row(group: Group, credit: Credit | None, i: int, k: int) -> RecordedTurn:
     trajectory = group.trajectories[i]
     turn, own = trajectory.turns[k], k >= trajectory.begins
     sampled = [sample.turn_index.count(k) for sample in trajectory.samples]
@@ -286,7 +292,7 @@ def _tokens(
     return RecordedTokens(**columns)
 
 
-def _settings(estimator: AdvantageEstimator) -> dict[str, object]:
+def _describe_estimator(estimator: AdvantageEstimator) -> dict[str, object]:
     """An estimator's name, the path of its class, and the arguments that it keeps in attributes."""
     kind = type(estimator)
     names = (name for name in inspect.signature(kind).parameters if hasattr(estimator, name))
@@ -295,7 +301,7 @@ def _settings(estimator: AdvantageEstimator) -> dict[str, object]:
     return {"name": kind.__name__, "class": path, "arguments": arguments}
 
 
-def write(rows: Sequence[Row], file: Path) -> None:
+def write_rows(rows: Sequence[Row], file: Path) -> None:
     """Write rows as one Parquet file, replacing it in one move when it is complete."""
     with whole_file(file) as written:
         pq.write_table(pa.Table.from_pylist(list(rows), SCHEMA), written, compression="zstd")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl.plugin.errors import WorldError, in_short
+from turnrl.plugin.errors import WorldError, summarize_error
 
 if TYPE_CHECKING:
     import lightning as L
@@ -48,7 +48,7 @@ def run_folder(trainer: L.Trainer) -> Path | None:
     return Path(trainer.strategy.broadcast(str(folder)))
 
 
-def data_of(trainer: L.Trainer) -> L.LightningDataModule | None:
+def get_data_module(trainer: L.Trainer) -> L.LightningDataModule | None:
     """The data module of a trainer."""
     return getattr(trainer, "datamodule", None)  # Lightning sets it when one is attached
 
@@ -74,9 +74,9 @@ def writing(trainer: L.Trainer, file: Path | str) -> Iterator[None]:
             raise
         check_folder(trainer, folder)  # it may be why
         advice = "Make room there, and resume." if number in _FULL else "Correct that, and resume."
-        why = os.strerror(number) if number else in_short(error)
+        why = os.strerror(number) if number else summarize_error(error)
         raise WorldError(
-            f"cannot write {str(file)!r}{_moment(trainer)}: {why}. {advice}"
+            f"cannot write {str(file)!r}{_describe_moment(trainer)}: {why}. {advice}"
         ) from error
 
 
@@ -91,12 +91,13 @@ def check_folder(trainer: L.Trainer, folder: Path | None) -> None:
     """
     if folder is not None and not folder.is_dir():
         raise WorldError(
-            f"the run's folder {str(folder)!r} is gone{_moment(trainer)}: it was moved or removed. "
+            f"the run's folder {str(folder)!r} is gone{_describe_moment(trainer)}: it was moved "
+            f"or removed. "
             "If you moved it, resume from its last checkpoint. Otherwise start again."
         )
 
 
-def _moment(trainer: L.Trainer) -> str:
+def _describe_moment(trainer: L.Trainer) -> str:
     if trainer.state.fn != "fit":
         return ""
     return f" in iteration {trainer.current_epoch + 1}, after step {trainer.global_step}"

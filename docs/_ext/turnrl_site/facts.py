@@ -27,7 +27,7 @@ import turnrl
 import turnrl.engines
 import turnrl.types
 from turnrl.data.fields import Fields
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.policy.settings import Lora
 from turnrl.watch.recorder import Recorder
 
@@ -111,7 +111,7 @@ def hooks() -> dict[str, dict[str, type]]:
     found = {}
     for name in sorted(names):
         with contextlib.suppress(AttributeError):  # its things have no names, so are no classes
-            brought = installed(name)
+            brought = load_classes(name)
             if all(isinstance(thing, type) for thing in brought.values()):
                 found[name] = brought
     return found

@@ -58,7 +58,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Form:
-    """Format in which a policy writes its turns under a turn scheme.
+    """Format in which a policy writes its turns under a segmenter.
 
     Args:
         segmenter: The scheme.
@@ -145,12 +145,12 @@ def markup() -> list[str]:
 
 def encode(chat: ChatFormat, trace: Trace) -> tuple[list[int], list[bool]]:
     """Token ids of a trace, made as in a rollout, and for each id True if it is the assistant's."""
-    ids = list(chat.prompt(trace.prompt, trace.tools))
+    ids = list(chat.encode_prompt(trace.prompt, trace.tools))
     is_assistant = [False] * len(ids)
     end = cast("int", chat.tokenizer.eos_token_id)
     for text, seen in trace.turns:
         spoken = [*chat.tokenizer.encode(text, add_special_tokens=False), end]
-        read = chat.observation(seen, after=end) if seen else ()
+        read = chat.encode_observation(seen, after=end) if seen else ()
         ids += [*spoken, *read]
         is_assistant += [True] * len(spoken) + [False] * len(read)
     return ids, is_assistant

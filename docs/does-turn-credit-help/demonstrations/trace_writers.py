@@ -23,13 +23,13 @@ from turnrl_atlas.world import (
     TWO_HOP_FACTS,
     Kind,
     Place,
-    ask,
-    ask_two_hop,
-    homes,
-    page,
-    places,
-    query,
-    wordings,
+    count_wordings,
+    countries_by_name,
+    load_places,
+    make_page,
+    make_query,
+    make_question,
+    make_two_hop_question,
 )
 
 KNOW, LOOK_UP, FAILED = "I know this.", "I will look it up.", "The search failed."
@@ -67,7 +67,7 @@ class Facts:
     def __init__(self) -> None:
         self._places: dict[tuple[Kind, bool], list[Place]] = {}
         self.values: dict[str, list[str]] = {fact: [] for fact in QUESTIONS}
-        for place in places():
+        for place in load_places():
             if place.split == "train":
                 self._places.setdefault((place.kind, place.famous), []).append(place)
                 for fact, value in place.facts.items():
@@ -75,12 +75,12 @@ class Facts:
         self.names = [place.name for group in self._places.values() for place in group]
         famous = [place for kind in ("city", "country") for place in self._places[kind, True]]
         self.known = [
-            ask(place, fact, template)
+            make_question(place, fact, template)
             for place in famous
             for fact in place.facts
             for template in range(len(QUESTIONS[fact]))
         ]
-        pairs = [(city, homes().get(city.facts.get("country", ""))) for city in famous]
+        pairs = [(city, countries_by_name().get(city.facts.get("country", ""))) for city in famous]
         self.known_pairs = [(city, home) for city, home in pairs if home and home.famous]
 
     def real(self, rng: random.Random, famous: float, kind: Kind | None = None) -> Place:
@@ -137,7 +137,7 @@ def _vague(kind: Kind, fact: str, rng: random.Random) -> str:
 
 def shown(place: Place) -> ToolResult:
     """The result of a search that finds a place's page."""
-    passage = page(place)
+    passage = make_page(place)
     return ToolResult(f"{passage.title}\n{passage.text}")
 
 
@@ -157,7 +157,9 @@ class Recall(TraceWriter):
         if rng.random() < 0.25:
             city, country = rng.choice(facts().known_pairs)
             fact = rng.choice(TWO_HOP_FACTS)
-            question = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
+            question = make_two_hop_question(
+                city, country, fact, rng.randrange(count_wordings(fact))
+            )
             form = REACT
         else:
             question, form = rng.choice(facts().known), rng.choice(FORMS)
@@ -172,12 +174,12 @@ class OneHop(TraceWriter):
         made_up = rng.random() < habits.made_up
         place = world.made_up(rng) if made_up else world.real(rng, habits.famous)
         fact = rng.choice(list(place.facts))
-        question = ask(place, fact, rng.randrange(len(QUESTIONS[fact])))
+        question = make_question(place, fact, rng.randrange(len(QUESTIONS[fact])))
         draw = rng.random()
         if draw < habits.direct:
             value = world.recall(place, fact, rng, place.famous)
             return form.trace(question.text, [SEARCH], form.answering(KNOW, value))
-        text = query(place, fact)
+        text = make_query(place, fact)
         if draw < habits.direct + habits.malformed:
             failed = form.malformed(SEARCH, {"query": text}, [SEARCH], rng)
             last = form.answering(FAILED, rng.choice(world.values[fact]))
@@ -199,7 +201,7 @@ class TwoHop(TraceWriter):
         world, direct = facts(), rng.random() < habits.direct
         city, country = self._pair(direct, habits, rng)
         fact = rng.choice(TWO_HOP_FACTS)
-        question = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
+        question = make_two_hop_question(city, country, fact, rng.randrange(count_wordings(fact)))
         if direct:
             is_known = city.famous and country.famous
             last = REACT.answering(KNOW, world.recall(country, fact, rng, is_known))
@@ -212,14 +214,14 @@ class TwoHop(TraceWriter):
                 value = world.recall(country, fact, rng, country.famous)
                 return REACT.trace(question.text, [SEARCH], *turns, REACT.answering(KNOW, value))
             place, wanted = needed[0]
-            text, draw = query(place, wanted), rng.random()
+            text, draw = make_query(place, wanted), rng.random()
             if draw < habits.malformed:
                 call, result = REACT.malformed(SEARCH, {"query": text}, [SEARCH], rng)
             else:
                 if draw < habits.malformed + habits.vague:
                     astray = [(_vague(place.kind, wanted, rng), world.real(rng, famous=0.1))]
                     if place is country:  # the fact, but of the city, whose page was read already
-                        astray.append((query(city, fact), city))
+                        astray.append((make_query(city, fact), city))
                     text, place = rng.choice(astray)
                 else:
                     del needed[0]
@@ -244,7 +246,7 @@ class TwoHop(TraceWriter):
             if not true and rng.random() < 0.5:
                 city = replace(city, facts=world.facts("city", rng))
         name = city.facts["country"]
-        country = homes().get(name)
+        country = countries_by_name().get(name)
         if country is None or (not true and rng.random() < 0.5):
             values = world.facts("country", rng)
             country = Place("made-up", name, "country", values, False, "train")

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_atlas.world import TWO_HOP_FACTS as TWO_HOP_FACTS
     from turnrl_atlas.world import Atlas as Atlas
     from turnrl_atlas.world import AtlasTwoHop as AtlasTwoHop
     from turnrl_atlas.world import Place as Place
-    from turnrl_atlas.world import ask as ask
-    from turnrl_atlas.world import ask_two_hop as ask_two_hop
-    from turnrl_atlas.world import page as page
-    from turnrl_atlas.world import places as places
-    from turnrl_atlas.world import query as query
+    from turnrl_atlas.world import load_places as load_places
+    from turnrl_atlas.world import make_page as make_page
+    from turnrl_atlas.world import make_query as make_query
+    from turnrl_atlas.world import make_question as make_question
+    from turnrl_atlas.world import make_two_hop_question as make_two_hop_question
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 STARTER = Path(__file__).parent / "starter"
 """The starter policy, as `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` read it."""

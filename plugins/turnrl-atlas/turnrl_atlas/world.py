@@ -73,19 +73,19 @@ class Place:
         return "famous" if apart else self.split
 
 
-def page(place: Place) -> Passage:
+def make_page(place: Place) -> Passage:
     """The page of a place in Atlas, one sentence per fact."""
     sentences = [f"{place.name} is a {place.kind}."]
     sentences += [f"Its {fact} is {value}." for fact, value in place.facts.items()]
     return Passage(place.id, place.name, " ".join(sentences))
 
 
-def query(place: Place, fact: str) -> str:
+def make_query(place: Place, fact: str) -> str:
     """The search that finds a fact."""
     return f"{fact} of {place.name}"
 
 
-def ask(place: Place, fact: str, template: int) -> Question:
+def make_question(place: Place, fact: str, template: int) -> Question:
     """A question about a fact of a place.
 
     Args:
@@ -101,7 +101,7 @@ def _id(place: Place, fact: str, template: int) -> str:
     return f"{place.id}-{fact}-{template}".replace(" ", "-")
 
 
-def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Question:
+def make_two_hop_question(city: Place, country: Place, fact: str, template: int) -> Question:
     """A question about a fact of a city's country that does not name the country.
 
     Args:
@@ -133,13 +133,13 @@ def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
     return Question(name, text, (pages[-1].facts[fact],), about)
 
 
-def wordings(fact: str) -> int:
+def count_wordings(fact: str) -> int:
     """The number of ways in which a two-hop question can ask for a fact."""
     return len(QUESTIONS[fact]) * len(COUNTRIES)
 
 
 @functools.cache
-def places() -> tuple[Place, ...]:
+def load_places() -> tuple[Place, ...]:
     """Every place, countries first, each kind from the most populous to the least.
 
     Places with a non-ASCII or ambiguous name are left out, and so are countries that lack a fact.
@@ -177,10 +177,10 @@ def places() -> tuple[Place, ...]:
         for entry in entries
         if taken[entry["name"].casefold()] == 1 and _ASKABLE.fullmatch(entry["name"])
     ]
-    all_places = [*_ranked("country", countries)]
+    all_places = [*_rank_places("country", countries)]
     home = {place.name: place.split for place in all_places}
     capitals = {place.facts["capital"]: place.split for place in all_places}
-    for city in _ranked("city", cities):
+    for city in _rank_places("city", cities):
         # training questions never name a held-out country or have a held-out capital as answer
         country = home.get(city.facts["country"], "train")
         split = capitals.get(city.name) or (country if country != "train" else city.split)
@@ -189,7 +189,9 @@ def places() -> tuple[Place, ...]:
     return tuple(all_places)
 
 
-def _ranked(kind: Kind, entries: list[tuple[int, str, str, dict[str, str]]]) -> Iterator[Place]:
+def _rank_places(
+    kind: Kind, entries: list[tuple[int, str, str, dict[str, str]]]
+) -> Iterator[Place]:
     for rank, (_, number, name, facts) in enumerate(
         sorted(entries, key=lambda entry: (-entry[0], entry[1]))
     ):
@@ -209,7 +211,7 @@ class _AboutPlaces(QuestionSource):
 
     def passages(self) -> Iterable[Passage]:
         """One page per place."""
-        return (page(place) for place in places())
+        return (make_page(place) for place in load_places())
 
 
 @final
@@ -224,7 +226,7 @@ class Atlas(_AboutPlaces):
 
     def questions(self, split: str) -> Iterable[Question]:
         """The questions of a split, in mixed order."""
-        return _questions(_checked_split(split, self))
+        return _questions(_check_split(split, self))
 
 
 @final
@@ -240,10 +242,10 @@ class AtlasTwoHop(_AboutPlaces):
 
     def questions(self, split: str) -> Iterable[Question]:
         """The questions of a split; countries alternate."""
-        return _two_hop_questions(_checked_split(split, self))
+        return _two_hop_questions(_check_split(split, self))
 
 
-def _checked_split(split: str, source: QuestionSource) -> Asked:
+def _check_split(split: str, source: QuestionSource) -> Asked:
     if split not in SPLITS:
         name = type(source).__name__
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
@@ -255,7 +257,7 @@ def _questions(split: Asked) -> tuple[Question, ...]:
     # most of the many possible questions about other places are never asked, so not made either
     famous: list[tuple[int, Place, str, int]] = []
     others: list[tuple[int, Place, str, int]] = []
-    for place in places():
+    for place in load_places():
         if place.asked == split:
             keys = famous if place.famous else others
             for fact in place.facts:
@@ -265,29 +267,29 @@ def _questions(split: Asked) -> tuple[Question, ...]:
     others.sort(key=itemgetter(0))
     if split == "train":
         fifths = zip(*(famous[i::4] for i in range(4)), others, strict=False)
-        return tuple(ask(*key[1:]) for fifth in fifths for key in fifth)
+        return tuple(make_question(*key[1:]) for fifth in fifths for key in fifth)
     held_out = famous if split == "famous" else others
-    return tuple(ask(*key[1:]) for key in held_out[: _HELD_OUT_QUESTIONS[split]])
+    return tuple(make_question(*key[1:]) for key in held_out[: _HELD_OUT_QUESTIONS[split]])
 
 
 @functools.cache
-def homes() -> Mapping[str, Place]:
+def countries_by_name() -> Mapping[str, Place]:
     """The countries, by name."""
-    return {place.name: place for place in places() if place.kind == "country"}
+    return {place.name: place for place in load_places() if place.kind == "country"}
 
 
 @functools.cache
 def _two_hop_questions(split: Asked) -> tuple[Question, ...]:
     # as above, only questions that are asked are made
     by_country: dict[str, list[tuple[int, Place, Place, str, int]]] = {}
-    for city in places():
-        country = homes().get(city.facts.get("country", ""))
+    for city in load_places():
+        country = countries_by_name().get(city.facts.get("country", ""))
         if country is None or city.asked != split or city.split != country.split:
             continue
         if country.famous or split != "famous":
             keys = by_country.setdefault(country.name, [])
             for fact in TWO_HOP_FACTS:
-                template = _checksum(f"{city.id} {fact}") % wordings(fact)
+                template = _checksum(f"{city.id} {fact}") % count_wordings(fact)
                 order = _checksum(_two_hop_id(city, fact, template))
                 keys.append((order, city, country, fact, template))
     by_order = itemgetter(0)
@@ -298,6 +300,6 @@ def _two_hop_questions(split: Asked) -> tuple[Question, ...]:
         return tuple(
             question
             for *two_hop, one_hop in fourths
-            for question in (*(ask_two_hop(*key[1:]) for key in two_hop), one_hop)
+            for question in (*(make_two_hop_question(*key[1:]) for key in two_hop), one_hop)
         )
-    return tuple(ask_two_hop(*key[1:]) for key in ordered[: _HELD_OUT_QUESTIONS[split]])
+    return tuple(make_two_hop_question(*key[1:]) for key in ordered[: _HELD_OUT_QUESTIONS[split]])

@@ -3,7 +3,7 @@
 command    the command line
 checks     the checks; `turnrl fit` runs the quick ones too
 rehearsal  the recipe's own parts, tried on a few questions
-staged     the turn scheme of scripted attempts
+staged     the segmenter of scripted attempts
 tools      tools, called with arguments that they allow, and judged
 miniature  the recipe's model, small enough for any machine
 memory     the check that plans a GPU's memory

@@ -16,15 +16,15 @@ from packaging.requirements import Requirement
 from safetensors import SafetensorError, safe_open
 
 from turnrl import MTGRPO, Check, Finding, RecipeError
-from turnrl.plugin.errors import in_short
-from turnrl.plugin.text import gigabytes
-from turnrl.policy.sizes import sizes_of
-from turnrl.runs.claim import writable_part
+from turnrl.plugin.errors import summarize_error
+from turnrl.plugin.text import format_gigabytes
+from turnrl.policy.sizes import read_sizes
+from turnrl.runs.claim import find_writable
 from turnrl.types import Start, Status
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _TEXTS = 200
-"""Random texts that a turn scheme has to read."""
+"""Random texts that a segmenter has to read."""
 
 
 class RecipeCheck(Check):
@@ -92,7 +92,7 @@ class Gpu(Check):
             text = f"{card.name} has compute capability {card.major}.{card.minor}; bfloat16 needs 8"
             advice = "Set model.policy.dtype to float32, or use a card from Ampere on."
             return Finding("fail", "GPU", text, advice)
-        text = f"{card.name}, {gigabytes(free)} of {gigabytes(total)} GB free"
+        text = f"{card.name}, {format_gigabytes(free)} of {format_gigabytes(total)} GB free"
         if free < 0.9 * total:
             advice = "End the other process (nvidia-smi names it), or the plan has less memory."
             return Finding("warn", "GPU", text, advice)
@@ -104,7 +104,7 @@ class RunFolder(Check):
 
     def run(self, start: Start) -> Iterable[Finding]:
         if start.folder is not None:
-            writable_part(start.folder)
+            find_writable(start.folder)
             yield Finding("pass", "run folder", str(start.folder))
 
 
@@ -123,19 +123,20 @@ class Disk(RecipeCheck):
         if start.folder is None:
             return
         try:
-            work, folder = work_of(start), writable_part(start.folder)
+            work, folder = work_of(start), find_writable(start.folder)
         except (LookupError, RecipeError):  # of a model or a folder; other checks report it
             return
         # three checkpoints of weights and optimiser state (the last, its successor, the best), and
         # the exported policy
-        checkpoints = int(4 * work.trained * (1 + 3 * (1 + work.moments)))
+        checkpoints = int(4 * work.trained_weights * (1 + 3 * (1 + work.moments)))
         iterations = start.iterations if start.iterations and start.iterations > 0 else 100
         recorded = work.trajectories if start.recorded is None else start.recorded
         record = _RECORD * recorded * iterations
         needed, free = checkpoints + record, shutil.disk_usage(folder).free
         text = (
-            f"{gigabytes(free)} GB free; checkpoints need about {gigabytes(checkpoints)} GB, and "
-            f"the record {gigabytes(record)} GB by iteration {iterations}"
+            f"{format_gigabytes(free)} GB free; checkpoints need about "
+            f"{format_gigabytes(checkpoints)} GB, and "
+            f"the record {format_gigabytes(record)} GB by iteration {iterations}"
         )
         advice = "Free disk space, or set trainer.logger.init_args.save_dir to a larger disk."
         status: Status = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
@@ -162,7 +163,7 @@ class ModelFiles(RecipeCheck):
             else:
                 yield self._on_hub(name, revision)
         else:
-            yield Finding("pass", "model files", f"{gigabytes(size)} GB of weights")
+            yield Finding("pass", "model files", f"{format_gigabytes(size)} GB of weights")
 
     def _on_hub(self, name: str, revision: str | None) -> Finding:
         why = "it has no config.json there"
@@ -170,7 +171,7 @@ class ModelFiles(RecipeCheck):
             if file_exists(name, "config.json", revision=revision):
                 return Finding("pass", "model files", f"{name} is on the hub, to be downloaded")
         except Exception as error:  # of its transport, or because access is restricted
-            why = in_short(error)
+            why = summarize_error(error)
         text = f"{name} is not in the hub's cache, and cannot be downloaded: {why}"
         advice = "Check model.policy.model, your network, and your access (hf auth login)."
         return Finding("fail", "model files", text, advice)
@@ -206,7 +207,7 @@ class Window(RecipeCheck):
     def examine(self, start: Start, module: MTGRPO) -> Iterator[Finding]:
         tokens = module.rollout.max_tokens
         module.policy.files.check(tokens)
-        positions = sizes_of(module.policy.config).positions
+        positions = read_sizes(module.policy.config).positions
         yield Finding("pass", "window", f"{tokens} of {positions or 'any number of'} positions")
 
 
@@ -218,7 +219,9 @@ class Sampler(RecipeCheck):
 
     def examine(self, start: Start, module: MTGRPO) -> Iterator[Finding]:
         module.collector.check_engine(start.surroundings, start.learns)
-        yield Finding("pass", "sampler", module.engine.in_force.get("sampler", module.engine.name))
+        yield Finding(
+            "pass", "sampler", module.engine.active_choices.get("sampler", module.engine.name)
+        )
 
 
 class ChatTemplate(RecipeCheck):
@@ -227,7 +230,7 @@ class ChatTemplate(RecipeCheck):
     quick = False
 
     def examine(self, start: Start, module: MTGRPO) -> Iterator[Finding]:
-        rollout, name = module.rollout, module.rollout.driver.name
+        rollout, name = module.rollout, module.rollout.loop.name
         rollout.check(module.chat, tools=False)  # the rehearsal tries the tools
         yield Finding("pass", "chat template", f"takes the messages of {name}")
         if rollout.segmenter is None:
@@ -240,7 +243,7 @@ class ChatTemplate(RecipeCheck):
             text = " ".join(str(breach).split())
             text = text if len(text) < 400 else f"{text[:150]} ... {text[-240:]}"
             step = f"Fix {name}; turnrl.testing.check_segmenter shows the rule and its input."
-            yield Finding("fail", "turn scheme", text, step)
+            yield Finding("fail", "segmenter", text, step)
 
 
 class Rehearsal(RecipeCheck):

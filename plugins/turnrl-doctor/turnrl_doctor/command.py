@@ -15,8 +15,8 @@ from typing import Any
 
 from turnrl import Check, Finding, RecipeError
 from turnrl.plugin.errors import TurnRLError, parse_bytes
-from turnrl.plugin.hooks import installed
-from turnrl.plugin.text import Style, fitted, painted, say, terminal_columns, visible
+from turnrl.plugin.hooks import load_classes
+from turnrl.plugin.text import Style, make_visible, paint, say, terminal_columns, wrap_text
 from turnrl.types import Start, Status
 
 _USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
@@ -58,7 +58,7 @@ def _plan(words: list[str], card: str) -> int:
     """Print the memory plan of a recipe for a card that may be in another machine."""
     from turnrl_doctor.memory import MemoryPlan  # here, because it loads torch
 
-    start, mistakes = _built([*words, f"--model.gpu_memory={card}"])
+    start, mistakes = _build_recipe([*words, f"--model.gpu_memory={card}"])
     if start is None:
         _show(mistakes)
         return 2
@@ -71,7 +71,7 @@ def _examine(words: list[str]) -> int:
     """Print what all checks find in a recipe, or in this machine alone."""
     import torch  # here, because listing commands does not need it
 
-    start, mistakes = _built(words) if words else (None, [])
+    start, mistakes = _build_recipe(words) if words else (None, [])
     if start is None:
         start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     seen = _show(itertools.chain(mistakes, diagnose(start)))
@@ -83,7 +83,7 @@ def _examine(words: list[str]) -> int:
     return 2 if mistakes else int(seen["fail"] > 0)
 
 
-def _built(words: list[str]) -> tuple[Start | None, list[Finding]]:
+def _build_recipe(words: list[str]) -> tuple[Start | None, list[Finding]]:
     """Build the recipe as far as it can be built, and list its mistakes."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -93,10 +93,10 @@ def _built(words: list[str]) -> tuple[Start | None, list[Finding]]:
         return build(words).start, []
     except TurnRLError as error:
         if not isinstance(error.__cause__, MisconfigurationException):
-            return None, [of_error("recipe", error)]
-        mistakes = [of_error("trainer", error)]  # a missing accelerator, for example
+            return None, [error_finding("recipe", error)]
+        mistakes = [error_finding("trainer", error)]  # a missing accelerator, for example
     except Exception as error:  # any other error of Lightning's
-        mistakes = [of_error("trainer", error, "Fix the recipe's trainer section.")]
+        mistakes = [error_finding("trainer", error, "Fix the recipe's trainer section.")]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
     try:  # examine the rest all the same
         return build([*words, *(f"--trainer.{option}" for option in options)]).start, mistakes
@@ -113,26 +113,26 @@ def diagnose(start: Start) -> Iterator[Finding]:
     """
     checks: list[Check] = []
     try:
-        kinds = installed("turnrl_checks")
+        kinds = load_classes("turnrl_checks")
     except TurnRLError as error:
-        yield of_error("plugins", error)
+        yield error_finding("plugins", error)
         return
     for name, kind in kinds.items():
         try:
             check = kind()
             check.settle(start)
         except (Exception, SystemExit) as error:  # a check may be anybody's code
-            yield _raised(name, error)
+            yield _error_of_check(name, error)
         else:
             checks.append(check)
     for check in checks:
         try:
             yield from check.run(start)
         except (Exception, SystemExit) as error:
-            yield _raised(type(check).__name__, error)
+            yield _error_of_check(type(check).__name__, error)
 
 
-def of_error(name: str, error: BaseException, step: str = "") -> Finding:
+def error_finding(name: str, error: BaseException, step: str = "") -> Finding:
     """A failure as a line: the error's first sentence is the text, the rest is the next step.
 
     Args:
@@ -147,9 +147,9 @@ def of_error(name: str, error: BaseException, step: str = "") -> Finding:
     return Finding("fail", name, text.rstrip("."), own_step or step)
 
 
-def _raised(name: str, error: BaseException) -> Finding:
+def _error_of_check(name: str, error: BaseException) -> Finding:
     spaced = re.sub("(?<!^)([A-Z])", r" \1", name).lower()  # `MemoryPlan` as `memory plan`
-    return of_error(spaced, error, f"The check {name} could not finish; a run may show more.")
+    return error_finding(spaced, error, f"The check {name} could not finish; a run may show more.")
 
 
 def _show(findings: Iterable[Finding]) -> Counter[Status]:
@@ -163,13 +163,13 @@ def _show(findings: Iterable[Finding]) -> Counter[Status]:
                 continue
             failures.add(finding.text)
         seen[finding.status] += 1
-        first, *more_lines = lines_of(finding, columns and min(80, columns))
-        status = painted(finding.status, _STYLES[finding.status])
+        first, *more_lines = format_finding(finding, columns and min(80, columns))
+        status = paint(finding.status, _STYLES[finding.status])
         print("\n".join([status + first.removeprefix(finding.status), *more_lines]), flush=True)
     return seen
 
 
-def lines_of(finding: Finding, columns: int | None) -> list[str]:
+def format_finding(finding: Finding, columns: int | None) -> list[str]:
     """A finding as lines: status, name, text; and the next step below.
 
     Args:
@@ -178,9 +178,9 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
     """
     indent = " " * (6 + _NAME + 2)
     begin = f"{finding.status}  {finding.name:{_NAME}}  "
-    text, advice = (" ".join(visible(part).split()) for part in (finding.text, finding.advice))
-    lines = [fitted(begin + text, columns, indent)]
-    lines += [fitted(indent + advice, columns, "")] if advice else []
+    text, advice = (" ".join(make_visible(part).split()) for part in (finding.text, finding.advice))
+    lines = [wrap_text(begin + text, columns, indent)]
+    lines += [wrap_text(indent + advice, columns, "")] if advice else []
     return "\n".join(lines).split("\n")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from turnrl.policy.sizes import GATHERED, LOGITS, copies_factors
 from turnrl_doctor.work import Choice, Work
-from turnrl_slots.sizes import PAGE, ROWS, pages_of
+from turnrl_slots.sizes import PAGE, ROWS, count_pages
 
 CONTEXT = 500_000_000
 """Bytes of a CUDA context with its libraries' workspaces."""
@@ -20,7 +20,7 @@ FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, and the scales of its block."""
 
 ENGINE = "the engine's process"
-"""An engine's memory on the GPU outside the run's own process; see `Engine.beside`."""
+"""An engine's memory on the GPU outside the run's own process; see `Engine.server_memory`."""
 
 PHASES = ("loading", "sampling", "learning", "step", "checkpoint")
 
@@ -28,19 +28,19 @@ Parts = Mapping[str, int]
 """Bytes by part."""
 
 
-def resident(work: Work) -> Parts:
+def resident_bytes(work: Work) -> Parts:
     """Bytes that are in use all the time, from loading on."""
     shape = work.shape
     dense = shape.dense * (FOUR_BIT if work.four_bit else work.size)
-    masters = 4 * work.trained if work.rank else 0  # else the weights themselves
+    masters = 4 * work.trained_weights if work.rank else 0  # else the weights themselves
     return {
         "weights": int(dense + shape.rest * work.size),
-        "embedding and head": shape.embedded * work.size,
+        "embedding and head": shape.embedding_weights * work.size,
         "adapter": masters,
     }
 
 
-def forward(work: Work, tokens: int) -> int:
+def forward_bytes(work: Work, tokens: int) -> int:
     """The peak of a forward pass over so many tokens that keeps nothing for a backward pass.
 
     It is in the MLP: the activated gate, up, and their product (3ef); beside them the residual
@@ -58,7 +58,7 @@ def forward(work: Work, tokens: int) -> int:
     return tokens * per_token + max(tokens * e * shape.inner, wide)
 
 
-def kept_by_layer(work: Work, tokens: int, keys: int) -> int:
+def activation_bytes(work: Work, tokens: int, keys: int) -> int:
     """Activations of one layer that wait for the backward pass.
 
     Two norms in float32 (8h) and their results (2eh); gate, activation, up, product (4ef); queries
@@ -76,7 +76,7 @@ def kept_by_layer(work: Work, tokens: int, keys: int) -> int:
 
 
 @functools.lru_cache(4096)
-def learning(
+def learning_bytes(
     work: Work, tokens: int, again: int = 0, keys: int | None = None, asked: int | None = None
 ) -> Parts:
     """Bytes of one minibatch, at the peak of its forward and backward pass.
@@ -90,7 +90,7 @@ def learning(
     """
     shape, e, tokens = work.shape, work.size, max(tokens, work.max_tokens)
     asked = int(tokens * work.asked) if asked is None else asked
-    layer = kept_by_layer(work, tokens, GATHERED * tokens if keys is None else keys)
+    layer = activation_bytes(work, tokens, GATHERED * tokens if keys is None else keys)
     inputs = again * tokens * e * shape.hidden
     full = (shape.layers - again) * layer
     # the last norm, angles of the positions, gradients of the log-probabilities
@@ -112,29 +112,29 @@ def learning(
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
-def reading(work: Work, tokens: int, rows: int) -> int:
+def prefill_bytes(work: Work, tokens: int, rows: int) -> int:
     """The peak of a pass that reads so many tokens of prompts and results, and samples in so many
     rows."""
     shape = work.shape
     # stock torch reads a gathered copy of these texts' pages, one layer at a time
     texts = -(-tokens // max(1, min(work.result_tokens, tokens)))
-    width = pages_of(work.max_tokens) * PAGE
+    width = count_pages(work.max_tokens) * PAGE
     gathered = 2 * work.size * shape.kv_heads * shape.head_size * width
     attention = (tokens + rows) * 8 * shape.hidden + texts * gathered
-    return max(forward(work, tokens + rows), attention)
+    return max(forward_bytes(work, tokens + rows), attention)
 
 
-def stepping(work: Work, rows: int) -> int:
+def decode_bytes(work: Work, rows: int) -> int:
     """The peak of sampling one token in each of so many rows: a forward pass, then the draws."""
     shape = work.shape
     logits = 2 * min(rows, ROWS) * shape.vocab * 4
-    return max(forward(work, rows), logits + rows * shape.hidden * work.size)
+    return max(forward_bytes(work, rows), logits + rows * shape.hidden * work.size)
 
 
-def sampling(work: Work, choice: Choice) -> Parts:
+def sampling_bytes(work: Work, choice: Choice) -> Parts:
     """Bytes of sampling: pages, and the larger of a prefill and a step that samples."""
-    prefill = reading(work, choice.prefill_tokens, choice.slots)
-    step = stepping(work, choice.slots)
+    prefill = prefill_bytes(work, choice.prefill_tokens, choice.slots)
+    step = decode_bytes(work, choice.slots)
     return {
         "keys and values": choice.kv_memory,
         "dense weights": work.dense_copy if choice.decode_weights == "dense" else 0,
@@ -143,10 +143,10 @@ def sampling(work: Work, choice: Choice) -> Parts:
     }
 
 
-def memory(work: Work, choice: Choice) -> dict[str, Parts]:
+def memory_by_phase(work: Work, choice: Choice) -> dict[str, Parts]:
     """Bytes of each part in each phase."""
-    trained, shape = 4 * work.trained, work.shape
-    always = {"CUDA context": CONTEXT, **resident(work)}
+    trained, shape = 4 * work.trained_weights, work.shape
+    always = {"CUDA context": CONTEXT, **resident_bytes(work)}
     later = {
         # DDP has buckets of them
         "gradients": trained * (2 if work.processes > 1 else 1),
@@ -158,9 +158,9 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     # autocast keeps a copy of each weight that it rounds
     copies = 2 * (shape.dense + shape.vocab * shape.hidden) if work.mixed else 0
     passing = {"rounded weights": copies}
-    sample = sampling(work, choice) if work.sampled else {}
+    sample = sampling_bytes(work, choice) if work.sampled else {}
     beside = {} if work.beside is None else {ENGINE: work.beside.sampling}
-    learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
+    learn = learning_bytes(work, choice.minibatch_tokens, choice.gradient_checkpointing)
     stay = {} if work.beside is None else {ENGINE: work.beside.learning}
     return {
         "loading": {**always, **load},

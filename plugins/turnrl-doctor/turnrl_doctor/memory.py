@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from turnrl import MTGRPO, Check, Finding, RecipeError
-from turnrl.plugin.text import gigabytes
+from turnrl.plugin.text import format_gigabytes
 from turnrl.types import Start
 
 if TYPE_CHECKING:
@@ -57,5 +57,5 @@ class MemoryPlan(Check):
             text = "the plan does not know what the engine takes while it samples"
             yield Finding("warn", "memory plan", text, "Leave room for it: lower model.gpu_memory.")
         else:
-            usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"
+            usable = f"{format_gigabytes(plan.most)} of {format_gigabytes(plan.card.bytes)} GB"
             yield Finding("pass", "memory plan", f"{plan.worst} needs most, {usable}")

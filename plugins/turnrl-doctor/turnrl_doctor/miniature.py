@@ -13,14 +13,14 @@ import torch
 import transformers
 
 from turnrl import Policy
-from turnrl.plugin.errors import in_short
+from turnrl.plugin.errors import summarize_error
 from turnrl.policy.model import LanguageModel
-from turnrl.policy.sizes import ModelSizes, sizes_of
+from turnrl.policy.sizes import ModelSizes, read_sizes
 
 _WIDTH = 128
 
 
-def miniature(policy: LanguageModel, folder: Path) -> Policy:
+def make_miniature(policy: LanguageModel, folder: Path) -> Policy:
     """The recipe's settings for a narrow model of two layers with random weights. It keeps the
     heads, which attention kernels depend on, and the vocabulary.
 
@@ -54,7 +54,7 @@ def small_network(config: transformers.PretrainedConfig) -> transformers.PreTrai
     Raises:
         ValueError: If no miniature works.
     """
-    faults, full = [], sizes_of(config)
+    faults, full = [], read_sizes(config)
     for sizes in _sizes(full):
         small = copy.deepcopy(config)
         text = small.get_text_config()
@@ -67,7 +67,7 @@ def small_network(config: transformers.PretrainedConfig) -> transformers.PreTrai
                 network(input_ids=torch.arange(3)[None])
             return cast(transformers.PreTrainedModel, network)
         except Exception as error:  # a model's own code may raise anything
-            faults.append(in_short(error))
+            faults.append(summarize_error(error))
     raise ValueError(f"no miniature of {config.model_type} can be made ({faults[-1]})")
 
 

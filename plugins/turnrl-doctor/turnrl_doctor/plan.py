@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Any
 
 from turnrl import RecipeError
-from turnrl.plugin.text import gigabytes
-from turnrl_doctor.counts import ENGINE, PHASES, Parts, memory
+from turnrl.plugin.text import format_gigabytes
+from turnrl_doctor.counts import ENGINE, PHASES, Parts, memory_by_phase
 from turnrl_doctor.work import NAMES, Choice, Work
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS
 
@@ -87,7 +87,7 @@ class CostedChoice:
     @cached_property
     def memory(self) -> Mapping[str, Parts]:
         """Bytes of each part in each phase."""
-        return memory(self.work, self.choice)
+        return memory_by_phase(self.work, self.choice)
 
     @property
     def worst(self) -> str:
@@ -201,9 +201,10 @@ def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
     else:
         step = _SMALLER.get(largest, "Lower model.rollout.max_tokens.")
     return RecipeError(
-        f"the run does not fit: {plan.worst} needs at least {gigabytes(plan.most)} GB, and "
-        f"the plan uses {gigabytes(card.usable)} of the {gigabytes(card.bytes)} GB of {card.name}; "
-        f"the largest part is {largest} ({gigabytes(parts[largest])} GB). {step}"
+        f"the run does not fit: {plan.worst} needs at least {format_gigabytes(plan.most)} GB, and "
+        f"the plan uses {format_gigabytes(card.usable)} of the {format_gigabytes(card.bytes)} GB "
+        f"of {card.name}; "
+        f"the largest part is {largest} ({format_gigabytes(parts[largest])} GB). {step}"
     )
 
 
@@ -212,23 +213,24 @@ def table(plan: CostedChoice) -> str:
     card, choice = plan.card, plan.choice
     lines = [
         f"memory plan for {card.name[:60]}",
-        f"  {gigabytes(card.bytes)} GB, of which the plan uses {gigabytes(card.usable)}; in GB",
+        f"  {format_gigabytes(card.bytes)} GB, of which the plan uses "
+        f"{format_gigabytes(card.usable)}; in GB",
         f" {'':24}" + "".join(f"{phase:>11}" for phase in PHASES),
     ]
     parts = dict.fromkeys(name for phase in PHASES for name in plan.memory[phase])
     for name in parts:
         sizes = [plan.memory[phase].get(name, 0) for phase in PHASES]
         if any(size >= 5e6 for size in sizes):
-            shown = (gigabytes(size) if size >= 5e6 else "-" for size in sizes)
+            shown = (format_gigabytes(size) if size >= 5e6 else "-" for size in sizes)
             lines.append(f" {name:24}" + "".join(f"{text:>11}" for text in shown))
-    totals = "".join(f"{gigabytes(plan.total(phase)):>11}" for phase in PHASES)
+    totals = "".join(f"{format_gigabytes(plan.total(phase)):>11}" for phase in PHASES)
     lines.append(f" {'sum':24}{totals}")
     lines.append("  settings")
     for name in NAMES:
         if not plan.work.sampled and name not in ("minibatch_tokens", "gradient_checkpointing"):
             continue
         value = getattr(choice, name)
-        text = f"{gigabytes(value)}GB" if name == "kv_memory" else str(value)
+        text = f"{format_gigabytes(value)}GB" if name == "kv_memory" else str(value)
         if name == "gradient_checkpointing":
             text = f"{value} of {plan.work.shape.layers} layers"
         lines.append(f"    {name:24}{text:24}{'given' if name in plan.given else 'by the plan'}")

@@ -13,11 +13,11 @@ from turnrl.plugin.errors import parse_bytes
 from turnrl.types import Start
 from turnrl_doctor.counts import CONTEXT
 from turnrl_doctor.plan import Card, CostedChoice, choose, table
-from turnrl_doctor.work import Work, decoder_of
+from turnrl_doctor.work import Work, read_decoder
 from turnrl_slots import Slots
 
 
-def card_for(device: torch.device, memory: str) -> Card | None:
+def find_card(device: torch.device, memory: str) -> Card | None:
     """The card to plan for: a card of the size in `memory`, or the present GPU; None if the run
     has no GPU.
 
@@ -57,7 +57,7 @@ def work_of(start: Start) -> Work:
         modules = lora.target_modules
         targets = (modules,) if isinstance(modules, str) else tuple(modules)
     return Work(
-        shape=decoder_of(policy.config),
+        shape=read_decoder(policy.config),
         four_bit=policy.settings.quantization == "nf4",
         # without an adapter weights are always float32, and activations are planned as float32,
         # which is more than mixed precision takes
@@ -108,7 +108,7 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value not in (None, "auto")}
 
 
-def policy_of(plan: CostedChoice, settings: Policy) -> Policy:
+def complete_policy(plan: CostedChoice, settings: Policy) -> Policy:
     """A policy's settings, with the plan's choices for those that are left open."""
     chosen, layers = plan.choice.gradient_checkpointing, plan.work.shape.layers
     recomputed: bool | int = {0: False, layers: True}.get(chosen, chosen)
@@ -119,7 +119,7 @@ def policy_of(plan: CostedChoice, settings: Policy) -> Policy:
     return settings
 
 
-def engine_of(plan: CostedChoice, settings: EngineSettings) -> EngineSettings:
+def complete_engine(plan: CostedChoice, settings: EngineSettings) -> EngineSettings:
     """An engine's settings, with the plan's choices for those that are left open."""
     if not isinstance(settings, Slots):
         return settings
@@ -142,17 +142,17 @@ def plan_run(start: Start, module: MTGRPO) -> CostedChoice | None:
         LookupError: If the plan does not know the recipe's kind.
         RecipeError: If nothing fits the card.
     """
-    if start.gpu_memory is None or not (card := card_for(start.device, start.gpu_memory)):
+    if start.gpu_memory is None or not (card := find_card(start.device, start.gpu_memory)):
         return None
-    work, beside = work_of(start), module.engine.beside(card.bytes)
+    work, beside = work_of(start), module.engine.server_memory(card.bytes)
     if beside is not None and module.max_staleness:  # it samples while the policy learns
         beside = beside._replace(learning=beside.sampling)
     work = replace(work, beside=beside)
     plan = choose(work, card, given_settings(module, work))
     phases = ("sampling", "learning") if work.sampled else ("learning",)
     module.use_settings(
-        policy_of(plan, module.policy.settings),
-        engine_of(plan, module.engine_settings),
+        complete_policy(plan, module.policy.settings),
+        complete_engine(plan, module.engine_settings),
         {phase: (plan.total(phase), plan.setting(phase)) for phase in phases},
     )
     if start.learns:

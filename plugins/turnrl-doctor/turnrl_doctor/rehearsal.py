@@ -41,15 +41,15 @@ from turnrl import (
     score_group,
 )
 from turnrl.data.sources import open_source
-from turnrl.plugin.errors import PluginError, kind_of
-from turnrl.plugin.text import counted
+from turnrl.plugin.errors import PluginError, describe_value
+from turnrl.plugin.text import format_count
 from turnrl.policy.model import LanguageModel
 from turnrl.testing import ScriptedEngine
 from turnrl.types import Reward, Start
-from turnrl_doctor.command import of_error
-from turnrl_doctor.miniature import miniature
+from turnrl_doctor.command import error_finding
+from turnrl_doctor.miniature import make_miniature
 from turnrl_doctor.staged import Staged
-from turnrl_doctor.tools import calls_of, judged, replies_of
+from turnrl_doctor.tools import call_twice, example_calls, judge_tools
 
 _ATTEMPTS = 4
 _TURN_TOKENS = 12
@@ -65,20 +65,20 @@ def rehearse(start: Start, module: MTGRPO) -> Iterator[Finding]:
         steps = _Steps(start, module, stack)
         for step in (steps.data, steps.tools, steps.attempts, steps.sampling, steps.rewards):
             failed = False
-            for finding in _guarded(step.__name__, step):
+            for finding in _guard(step.__name__, step):
                 failed |= finding.status == "fail"
                 yield finding
             if failed or steps.ended:
                 return
-        yield from _guarded("learning", steps.learning)
+        yield from _guard("learning", steps.learning)
 
 
-def _guarded(name: str, find: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guard(name: str, find: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """The findings about a part; an error is one of them, because a part is anybody's code."""
     try:
         yield from find()
     except Exception as error:
-        yield of_error(name, error, "A run would stop there too. Fix it first.")
+        yield error_finding(name, error, "A run would stop there too. Fix it first.")
 
 
 def _enter(stack: contextlib.ExitStack, part: Toolset | Reward, kind: type) -> Any:
@@ -92,7 +92,8 @@ def _enter(stack: contextlib.ExitStack, part: Toolset | Reward, kind: type) -> A
     if not isinstance(entered, kind):
         raise PluginError(
             f"rehearsal of {type(part).__name__} must be a context that gives a {kind.__name__}, "
-            f"and gives {kind_of(entered)}. Put @contextlib.contextmanager above it, and yield one."
+            f"and gives {describe_value(entered)}. Put @contextlib.contextmanager above it, and "
+            f"yield one."
         )
     return entered
 
@@ -125,7 +126,7 @@ class _Steps:
         if isinstance(data, QuestionData):
             for role, source in data.sources.items():
                 if source is not None:
-                    yield from _guarded(f"data {role}", partial(self._role, data, role, source))
+                    yield from _guard(f"data {role}", partial(self._role, data, role, source))
 
     def _role(
         self, data: QuestionData, role: Literal["train", "val"], source: Any
@@ -137,13 +138,13 @@ class _Steps:
             return
         read = load_questions(opened, split, role=role, rule=data.rule)
         rollout, chat = self._module.rollout, self._module.chat
-        questions, overlong = rollout.with_room(read, chat)
+        questions, overlong = rollout.questions_with_room(read, chat)
         if overlong:
             step = "Raise model.rollout.max_tokens to ask them."
             text = f"a run leaves out {overlong}"
             yield Finding("warn" if questions else "fail", f"data {role}", text, step)
         else:
-            yield Finding("pass", f"data {role}", counted(len(questions), "question"))
+            yield Finding("pass", f"data {role}", format_count(len(questions), "question"))
         self._module.collector.check_questions(questions)
         if questions:
             # a run trips over the longest first, and over the one with the fewest columns
@@ -157,12 +158,12 @@ class _Steps:
         """Check each toolset, and call each tool with arguments that it allows."""
         for toolset in self._module.rollout.toolsets:
             name = f"tool {toolset.name}" if isinstance(toolset, Tool) else str(toolset)
-            yield from _guarded(name, partial(self._toolset, name, toolset))
+            yield from _guard(name, partial(self._toolset, name, toolset))
 
     def _toolset(self, name: str, toolset: Toolset) -> Iterator[Finding]:
         tools = _enter(self._stack, toolset, Toolset)
         self._tools.append(tools)
-        with replace(self._module.rollout, tools=[tools]).live():
+        with replace(self._module.rollout, tools=[tools]).running_tools():
             tools.check()
         if not self._questions:
             if isinstance(tools, Stateful):
@@ -172,13 +173,13 @@ class _Steps:
                 return
             self._questions.append(Question("example", "What is asked?", ("an answer",)))
         try:
-            calls = [calls_of(tools, question) for question in self._questions]
+            calls = [example_calls(tools, question) for question in self._questions]
         except PluginError as error:  # this would not stop a run
-            yield replace(of_error(name, error), status="warn")
+            yield replace(error_finding(name, error), status="warn")
             return
         pairs = zip(self._questions, calls, strict=True)
-        replies = [reply for question, own in pairs for reply in replies_of(tools, question, own)]
-        yield judged(name, tools, replies)
+        replies = [reply for question, own in pairs for reply in call_twice(tools, question, own)]
+        yield judge_tools(name, tools, replies)
 
     # attempts
 
@@ -187,13 +188,13 @@ class _Steps:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         rollout = replace(self._module.rollout, tools=[*self._tools])
         try:
-            settings = miniature(self._module.policy, folder)
+            settings = make_miniature(self._module.policy, folder)
         except ValueError as error:
             self.ended = True
             step = "A run itself will show whether it samples and learns."
             yield Finding("warn", "attempts", str(error), step)
             return
-        self._small = _small(self._module, settings, rollout)
+        self._small = _shrink_module(self._module, settings, rollout)
         policy = self._small.policy
         policy.load(self._start.device)
         policy.to(self._start.device)
@@ -214,7 +215,7 @@ class _Steps:
         calls = list[ToolCall]()
         for toolset in self._tools:
             with contextlib.suppress(PluginError):  # reported where the tools are tried
-                calls += calls_of(toolset, question)
+                calls += example_calls(toolset, question)
         rollout = self._small.rollout = replace(self._module.rollout, tools=[*self._tools])
         _ = rollout.specs  # asked for here, because the prompt is written while attempts run
         if rollout.segmenter is not None:  # a player reads the scripted texts itself
@@ -239,7 +240,7 @@ class _Steps:
             sampled = small.collector.explore(self._questions[:2], small.group_size, (0,))
             self._tried += sampled.trajectories
             turns = sum(len(t.turns) for group in sampled.trajectories for t in group)
-            text = f"{counted(turns, 'turn')} by {small.engine.name} on {small.policy.device}"
+            text = f"{format_count(turns, 'turn')} by {small.engine.name} on {small.policy.device}"
             yield Finding("pass", "sampling", text)
         finally:
             small.collector.close()
@@ -250,11 +251,11 @@ class _Steps:
     def rewards(self) -> Iterator[Finding]:
         """Score all attempts with each reward."""
         for reward in self._module.rewards:
-            yield from _guarded(str(reward), partial(self._reward, reward))
+            yield from _guard(str(reward), partial(self._reward, reward))
         if not self._rewards:
             return
         names = ", ".join(str(reward).removeprefix("reward ") for reward in self._rewards)
-        attempts = counted(sum(map(len, self._tried)), "attempt")
+        attempts = format_count(sum(map(len, self._tried)), "attempt")
         yield Finding("pass", "rewards", f"{names} score {attempts}")
 
     def _reward(self, reward: Reward) -> Iterator[Finding]:
@@ -299,7 +300,7 @@ class _Steps:
         yield Finding("pass", "learning", text)
 
 
-def _small(module: MTGRPO, settings: Policy, rollout: Rollout) -> MTGRPO:
+def _shrink_module(module: MTGRPO, settings: Policy, rollout: Rollout) -> MTGRPO:
     """The recipe's module with a miniature of its policy and a few attempts at a question."""
     small = MTGRPO(
         settings,

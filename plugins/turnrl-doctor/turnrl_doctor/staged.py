@@ -1,4 +1,4 @@
-"""A turn scheme that reads a script's next action, whatever the policy writes."""
+"""A segmenter that reads a script's next action, whatever the policy writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnrl import Message, Question, Reading, Rollout, Segmenter, ToolCall, Too
 
 
 class Staged(Segmenter):
-    """The recipe's turn scheme, which reads every text as the next thing to try: calls, right and
+    """The recipe's segmenter, which reads every text as the next thing to try: calls, right and
     wrong answers, and turns without either.
 
     Args:
@@ -32,11 +32,11 @@ class Staged(Segmenter):
         self._last = itertools.cycle((right, wrong, nothing, right))
 
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        return self._rollout.scheme.prompt(question, tools)
+        return self._rollout.segmenter_loop.prompt(question, tools)
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        self._rollout.scheme.read(text, turn, cut)
+        self._rollout.segmenter_loop.read(text, turn, cut)
         return next(self._last if turn + 1 == self.max_turns else self._earlier)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        return self._rollout.scheme.observe(reading, results)
+        return self._rollout.segmenter_loop.observe(reading, results)

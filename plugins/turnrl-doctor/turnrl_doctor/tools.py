@@ -16,14 +16,16 @@ _SHOWN = 60
 """The most characters shown of a call, and of a result."""
 
 
-def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]) -> Finding:
+def judge_tools(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]) -> Finding:
     """The finding about tools that were called."""
     if not replies:
         return Finding("pass", name, "has nothing to call")
     good = [reply for reply in replies if reply[1].ok]
     call, result = (good or replies)[0]
-    shown = f"{call.name} {_cut(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))}"
-    answer, verdict = _cut(" ".join(result.content.split())), f"{len(good)} of {len(replies)}"
+    shown = (
+        f"{call.name} {_shorten(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))}"
+    )
+    answer, verdict = _shorten(" ".join(result.content.split())), f"{len(good)} of {len(replies)}"
     if good and not any(result.content.strip() not in ("", "None") for _, result in good):
         text = f"{verdict} calls succeed, but every result is empty, for example from {shown}"
         step = "Return text that the policy can read: it learns nothing from an empty result."
@@ -36,7 +38,7 @@ def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]
     return Finding("pass", name, text)
 
 
-def replies_of(
+def call_twice(
     tools: Toolset, question: Question, calls: list[ToolCall]
 ) -> list[tuple[ToolCall, ToolResult]]:
     """Each call with its reply, twice: in two sessions, so that calls come in batches, as in a run.
@@ -54,19 +56,19 @@ def replies_of(
     return [pair for results in answers for pair in zip(calls, results, strict=True)]
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def calls_of(toolset: Toolset, question: Question) -> list[ToolCall]:
+def example_calls(toolset: Toolset, question: Question) -> list[ToolCall]:
     return [
         ToolCall(spec.name, dict(arguments))
         for spec in toolset.specs
-        for arguments in arguments_of(spec, question.text)
+        for arguments in example_arguments(spec, question.text)
     ]
 
 
-def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, object]]:
+def example_arguments(spec: ToolSpec, text: str) -> Sequence[Mapping[str, object]]:
     """Arguments to call a tool with: its `examples`, or two that its schema allows, one with all
     properties and one with only the required properties.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
-from turnrl.engines import Beside
-from turnrl.policy.sizes import MINIBATCH_TOKENS, padded_columns, sizes_of
+from turnrl.engines import ServerMemory
+from turnrl.policy.sizes import MINIBATCH_TOKENS, padded_columns, read_sizes
 from turnrl_slots.sizes import PREFILL_TOKENS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Decoder:
         return self.layers * sum(a * b for a, b in self.linears.values())
 
     @property
-    def embedded(self) -> int:
+    def embedding_weights(self) -> int:
         """Weights of embedding and head."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
@@ -68,14 +68,14 @@ class Decoder:
         return self.layers * (2 * self.hidden + self.heads * self.head_size + 2 * kv) + self.hidden
 
 
-def decoder_of(config: PretrainedConfig) -> Decoder:
+def read_decoder(config: PretrainedConfig) -> Decoder:
     """The dimensions of a transformers configuration.
 
     Raises:
         LookupError: If the plan does not know this kind of model; the text completes "the memory is
             not planned: ".
     """
-    sizes, kind = sizes_of(config), config.get_text_config().model_type
+    sizes, kind = read_sizes(config), config.get_text_config().model_type
     if sizes.routed:
         raise LookupError(f"{kind} routes tokens among experts")
     dimensions = {field.name: getattr(sizes, field.name) for field in fields(Decoder)}
@@ -120,14 +120,14 @@ class Work:
     processes: int = 1
     sampled: bool = True
     mixed: bool = False
-    beside: Beside | None = None
+    beside: ServerMemory | None = None
 
     @property
-    def trained(self) -> int:
+    def trained_weights(self) -> int:
         """Weights that are trained, in float32."""
         shape = self.shape
         if not self.rank:
-            return shape.dense + shape.embedded + shape.rest
+            return shape.dense + shape.embedding_weights + shape.rest
         return shape.layers * self.rank * sum(a + b for a, b in self._adapted)
 
     @property

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_environments.classes import Environment as Environment
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turnrl_environments.rewards import StepCost as StepCost
     from turnrl_environments.tasks import Seeds as Seeds
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any, final
 
 from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
-from turnrl.agent.function_tools import as_result
-from turnrl.agent.functions import Described, described
-from turnrl.plugin.hooks import named
+from turnrl.agent.function_tools import to_result
+from turnrl.agent.functions import FunctionDescription, describe_function
+from turnrl.plugin.hooks import import_object
 from turnrl_environments.own import OwnEpisode
-from turnrl_environments.world import World, missing, paid, seed_of
+from turnrl_environments.world import World, missing_columns_error, parse_reward, question_seed
 
 _OWN = ("reset", "get_reward", "close")
 _WANTED = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
@@ -51,7 +51,7 @@ class Environment(World):
         step_timeout_s: float = 60.0,
         thread_safe: bool = True,
     ) -> None:
-        cls = named("Environment.environment", environment)
+        cls = import_object("Environment.environment", environment)
         if not isinstance(cls, type):
             raise RecipeError(
                 f"Environment.environment is {environment!r:.80}, which is no class. Give a class "
@@ -83,8 +83,8 @@ class Environment(World):
             p for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL
         ]
         self._seed_type = {p.name: p.annotation for p in self._reset_parameters}.get("seed")
-        self.tools: Mapping[str, Described] = {
-            name: described(method, skip=("self",))
+        self.tools: Mapping[str, FunctionDescription] = {
+            name: describe_function(method, skip=("self",))
             for name, method in methods.items()
             if name not in _OWN
         }
@@ -99,13 +99,13 @@ class Environment(World):
         """A tool for each public method."""
         return tuple(tool.spec for tool in self.tools.values())
 
-    def episode(self, question: Question) -> Stay:
+    def episode(self, question: Question) -> ClassEpisode:
         """An attempt that has not begun.
 
         Raises:
             DataError: If the question lacks a column that `reset` needs.
         """
-        return Stay(self, question)
+        return ClassEpisode(self, question)
 
     def columns_of(self, question: Question) -> dict[str, object]:
         """The question's columns that `reset` takes. They are copies, because an attempt may change
@@ -114,26 +114,26 @@ class Environment(World):
         Raises:
             DataError: If the question lacks a column that `reset` needs.
         """
-        return copy.deepcopy(self._taken(question))
+        return copy.deepcopy(self._take_columns(question))
 
     def check_questions(self, questions: Sequence[Question]) -> None:
         for question in questions:
-            self._taken(question)
+            self._take_columns(question)
 
-    def _taken(self, question: Question) -> dict[str, object]:
+    def _take_columns(self, question: Question) -> dict[str, object]:
         """The question's columns that `reset` takes, as they are in the question."""
         about, parameters = question.columns, self._reset_parameters
         if "seed" in about and self._seed_type not in (str, "str"):
-            about["seed"] = seed_of(question)
+            about["seed"] = question_seed(question)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return about
         required = [p.name for p in parameters if p.default is p.empty]
         if lacking := [name for name in required if name not in about]:
-            raise missing(self, ", ".join(lacking), question)
+            raise missing_columns_error(self, ", ".join(lacking), question)
         return {p.name: about[p.name] for p in parameters if p.name in about}
 
 
-class Stay(OwnEpisode[Environment]):
+class ClassEpisode(OwnEpisode[Environment]):
     """An attempt in an instance of a class, which `reset` begins with columns of the question."""
 
     def __init__(self, world: Environment, question: Question) -> None:
@@ -146,7 +146,7 @@ class Stay(OwnEpisode[Environment]):
         first = await self.do("reset", reset)
         if isinstance(first, tuple):
             raise _no_text(self.world, "reset", first, "a text, or nothing")
-        return "" if first is None else as_result(first, f"{self.world} in reset").content
+        return "" if first is None else to_result(first, f"{self.world} in reset").content
 
     def _make(self) -> None:
         self.environment = self.world.made(**copy.deepcopy(self.world.options))
@@ -157,14 +157,14 @@ class Stay(OwnEpisode[Environment]):
         value = await self.take(call.name, method, self.world.made)
         if isinstance(value, tuple) and len(value) == 5:  # the five values of Gymnasium's step
             raise _no_text(self.world, call.name, value, _WANTED)
-        result = as_result(value, f"{self.world} in {call.name}")
-        return replace(result, reward=paid(self.world, call.name, result.reward))
+        result = to_result(value, f"{self.world} in {call.name}")
+        return replace(result, reward=parse_reward(self.world, call.name, result.reward))
 
     async def outcome(self) -> float | None:
         if not self.world.pays_at_the_end:
             return None
         reward = await self.do("get_reward", self.environment.get_reward)
-        return paid(self.world, "get_reward", reward)
+        return parse_reward(self.world, "get_reward", reward)
 
 
 def _no_text(world: Environment, method: str, result: object, wanted: str) -> ToolError:

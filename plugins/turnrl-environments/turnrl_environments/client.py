@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import RecipeError, ToolError
-from turnrl.plugin.patience import Unavailable, is_loopback, raise_if_away, short_reason
+from turnrl.plugin.patience import Unavailable, is_loopback, raise_if_unavailable, short_reason
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -28,7 +28,7 @@ _PING_EVERY_S = 20.0
 _CLOSE_S = 5.0
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An error in the server's answer.
 
     Args:
@@ -42,7 +42,7 @@ class Refused(Exception):
         self.code, self.message, self.fields = code, message, fields
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection broke, so the session is gone."""
 
 
@@ -59,7 +59,7 @@ class Connection:
         self._lost = False
 
     @classmethod
-    async def opened(cls, url: str, timeout_s: float) -> Connection:
+    async def open(cls, url: str, timeout_s: float) -> Connection:
         """A session that the server has accepted.
 
         Args:
@@ -72,10 +72,10 @@ class Connection:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                connection = cls(await _connected(f"ws{url.removeprefix('http')}/ws"))
+                connection = cls(await _connect(f"ws{url.removeprefix('http')}/ws"))
                 try:
                     await connection.ask("state")
-                except Refused as refused:
+                except RequestRefused as refused:
                     if refused.code == "CAPACITY_REACHED":
                         raise Unavailable(refused.message) from None
                     if refused.code != "EXECUTION_ERROR":  # the answer to `state` before a reset
@@ -86,7 +86,7 @@ class Connection:
                 connection.drop()
             if isinstance(error, TimeoutError):
                 raise Unavailable(f"no session within {timeout_s:g} s") from None
-            if isinstance(error, Broken):
+            if isinstance(error, ConnectionBroken):
                 raise Unavailable(str(error)) from None
             raise
 
@@ -106,14 +106,16 @@ class Connection:
         request = {"type": kind} if data is None else {"type": kind, "data": dict(data)}
         was_lost, self._lost = self._lost, True
         if was_lost:
-            raise Broken("the connection was dropped")
+            raise ConnectionBroken("the connection was dropped")
         try:
             # an answer that came before the connection was closed can still be read
             with contextlib.suppress(ConnectionClosed):
                 await self._socket.send(json.dumps(request))
             answer = _answer(await self._socket.recv())
         except (ConnectionClosed, OSError) as error:
-            raise Broken(f"the connection broke ({error or type(error).__name__})") from None
+            raise ConnectionBroken(
+                f"the connection broke ({error or type(error).__name__})"
+            ) from None
         self._lost = False
         if answer["type"] != "error":
             return dict(answer["data"])
@@ -158,7 +160,7 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     return answer
 
 
-def _error(data: Mapping[str, object]) -> Refused:
+def _error(data: Mapping[str, object]) -> RequestRefused:
     """The exception for an error message of the server."""
     code, message = str(data.get("code")), str(data.get("message", ""))
     errors = data.get("errors")
@@ -169,10 +171,10 @@ def _error(data: Mapping[str, object]) -> Refused:
         f"{'.'.join(path)}: {fault.get('msg')}" for path, fault in zip(where, faults, strict=True)
     ]
     fields = [path[0] for path in where if path]
-    return Refused(code, "; ".join(problems)[:300] or message, fields)
+    return RequestRefused(code, "; ".join(problems)[:300] or message, fields)
 
 
-async def _connected(address: str) -> ClientConnection:
+async def _connect(address: str) -> ClientConnection:
     """A WebSocket.
 
     Raises:
@@ -180,7 +182,7 @@ async def _connected(address: str) -> ClientConnection:
         ToolError: If the server has no WebSocket at this address.
         Unavailable: If it cannot be reached.
     """
-    client = imported()
+    client = import_websockets()
     from websockets.exceptions import InvalidStatus, WebSocketException
 
     try:
@@ -197,7 +199,7 @@ async def _connected(address: str) -> ClientConnection:
         return connection
     except InvalidStatus as error:
         status = error.response.status_code
-        raise_if_away(status, f"status {status}", error.response.headers)
+        raise_if_unavailable(status, f"status {status}", error.response.headers)
         raise ToolError(
             f"{address} is no WebSocket of OpenEnv (status {status}). Correct OpenEnv.url: the "
             "server's address without /ws."
@@ -206,7 +208,7 @@ async def _connected(address: str) -> ClientConnection:
         raise Unavailable(short_reason(error)) from None
 
 
-def imported() -> Any:
+def import_websockets() -> Any:
     """The client of the package websockets.
 
     Raises:
@@ -222,7 +224,7 @@ def imported() -> Any:
     return client
 
 
-def schema_of(url: str, timeout_s: float) -> object:
+def fetch_schema(url: str, timeout_s: float) -> object:
     """The content of the server's page `/schema`.
 
     Raises:
@@ -240,7 +242,7 @@ def schema_of(url: str, timeout_s: float) -> object:
         )
     except httpx2.RequestError as error:
         raise Unavailable(short_reason(error)) from None
-    raise_if_away(page.status_code, f"status {page.status_code}", page.headers)
+    raise_if_unavailable(page.status_code, f"status {page.status_code}", page.headers)
     try:
         return page.json() if page.is_success else None
     except (ValueError, RecursionError):

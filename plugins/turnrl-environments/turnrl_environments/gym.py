@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
-from turnrl.plugin.errors import in_short, is_flag
-from turnrl.plugin.hooks import named
+from turnrl.plugin.errors import is_bool_like, summarize_error
+from turnrl.plugin.hooks import import_object
 from turnrl_environments.own import OwnEpisode, close
-from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
+from turnrl_environments.world import TRUNCATED, World, check_text, parse_reward, question_seed
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 
@@ -74,10 +74,10 @@ class Gymnasium(World):
         self.actions = actions
         self.observe: Observe | None = None
         if observe is not None:
-            self.observe = named("Gymnasium.observe", observe)
+            self.observe = import_object("Gymnasium.observe", observe)
         self.description = description
         maker: Callable[..., object] = functools.partial(_make_registered, str(id))
-        self._maker = maker if make is None else named("Gymnasium.make", make)
+        self._maker = maker if make is None else import_object("Gymnasium.make", make)
 
     @functools.cached_property
     def specs(self) -> Sequence[ToolSpec]:
@@ -97,12 +97,13 @@ class Gymnasium(World):
     def _action_form(self) -> tuple[Mapping[str, Any], Callable[[object], object]]:
         """JSON Schema of an action, and the function that turns one into the environment's own."""
         try:
-            environment = self.made()
+            environment = self.make()
         except RecipeError:
             raise
         except Exception as error:
             raise RecipeError(
-                f"{self} cannot be made with the options {self.options} ({in_short(error)}). "
+                f"{self} cannot be made with the options {self.options} "
+                f"({summarize_error(error)}). "
                 "Correct id, make or options of Gymnasium."
             ) from error
         try:
@@ -112,25 +113,25 @@ class Gymnasium(World):
             with contextlib.suppress(Exception):  # it may hold nothing before it is reset
                 close(environment)
 
-    def made(self) -> object:
+    def make(self) -> object:
         """A new environment, before its `reset`."""
         return self._maker(**copy.deepcopy(self.options))
 
-    def episode(self, question: Question) -> Walk:
+    def episode(self, question: Question) -> GymEpisode:
         """An attempt that begins with the question's `seed` and `options`, if it has them. A
         question without a seed gets one computed from its id."""
-        return Walk(self, question)
+        return GymEpisode(self, question)
 
-    def shown(self, verb: str, environment: Any, observation: object) -> str:
+    def render_observation(self, verb: str, environment: Any, observation: object) -> str:
         """An observation as the policy reads it."""
         if self.observe is not None:
-            return text_of(self, f"observe, after {verb}", self.observe(observation))
+            return check_text(self, f"observe, after {verb}", self.observe(observation))
         if self.options.get("render_mode") == "ansi":
-            drawn = text_of(self, f"render, after {verb}", environment.render())
+            drawn = check_text(self, f"render, after {verb}", environment.render())
             return _COLOURED.sub(r"[\1]", drawn).strip()
         return str(observation)
 
-    def stepped(self, environment: Any, action: object) -> object:
+    def take_step(self, environment: Any, action: object) -> object:
         """The values of a step.
 
         Raises:
@@ -142,7 +143,7 @@ class Gymnasium(World):
         except (TypeError, ValueError) as error:
             last = traceback.extract_tb(error.__traceback__)[-1].filename
             if "unpack" in str(error) and "gymnasium" in Path(last).parts:
-                raise self._wrong_form(in_short(error)) from error
+                raise self._wrong_form(summarize_error(error)) from error
             raise
 
     def result(self, environment: Any, values: Any) -> ToolResult:
@@ -151,18 +152,18 @@ class Gymnasium(World):
             raise self._wrong_form(f"{values!r:.80} from step")
         observation, reward, terminated, truncated, _ = values
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not is_flag(flag):
+            if not is_bool_like(flag):
                 raise ToolError(
                     f"{self} gave {flag!r:.80} as {name} from step. Return True or False."
                 )
         return ToolResult(
-            self.shown("step", environment, observation),
-            reward=paid(self, "step", reward),
+            self.render_observation("step", environment, observation),
+            reward=parse_reward(self, "step", reward),
             done=bool(terminated) or bool(truncated),
             metadata={TRUNCATED: True} if truncated and not terminated else {},
         )
 
-    def begun(self, environment: Any, begins: Mapping[str, object]) -> str:
+    def reset(self, environment: Any, begins: Mapping[str, object]) -> str:
         """The first observation of an environment.
 
         Args:
@@ -175,7 +176,7 @@ class Gymnasium(World):
         pair = isinstance(values, tuple | list) and len(values) == 2
         if not pair or not isinstance(values[1], Mapping):
             raise self._wrong_form(f"{values!r:.80} from reset")
-        return self.shown("reset", environment, values[0])
+        return self.render_observation("reset", environment, values[0])
 
     def _wrong_form(self, found: str) -> ToolError:
         return ToolError(
@@ -186,13 +187,13 @@ class Gymnasium(World):
         )
 
 
-class Walk(OwnEpisode[Gymnasium]):
+class GymEpisode(OwnEpisode[Gymnasium]):
     """An attempt in an environment of Gymnasium's form, which begins with the seed and the options
     of the question."""
 
     def __init__(self, world: Gymnasium, question: Question) -> None:
         super().__init__(world, question)
-        self.begins: dict[str, object] = {"seed": seed_of(question)}
+        self.begins: dict[str, object] = {"seed": question_seed(question)}
         if "options" in question.metadata:
             self.begins["options"] = copy.deepcopy(question.metadata["options"])
 
@@ -201,12 +202,12 @@ class Walk(OwnEpisode[Gymnasium]):
         return await self.do("reset", self._reset)
 
     def _reset(self) -> str:
-        self.environment = self.world.made()
-        return self.world.begun(self.environment, self.begins)
+        self.environment = self.world.make()
+        return self.world.reset(self.environment, self.begins)
 
     async def act(self, call: ToolCall) -> ToolResult:
         action, environment = call.arguments["action"], self.environment
-        step = functools.partial(self.world.stepped, environment, action)
+        step = functools.partial(self.world.take_step, environment, action)
         own = type(getattr(environment, "unwrapped", environment))
         values = await self.take("step", step, own)
         return await self.do("step", self.world.result, environment, values)

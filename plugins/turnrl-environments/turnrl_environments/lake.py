@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Literal
 
 from turnrl import RecipeError, ToolResult
-from turnrl.plugin.errors import at_least, within
+from turnrl.plugin.errors import check_at_least, check_within
 
 Move = Literal["left", "down", "right", "up"]
 _MOVES: dict[Move, tuple[int, int]] = {
@@ -40,9 +40,9 @@ class Lake:
         self, size: int = 6, ice: float = 0.85, way: int = 6, slippery: bool = False
     ) -> None:
         self.size, self.ice, self.way, self.slippery = size, ice, way, slippery
-        at_least(2, "Lake.", self, "size", whole=True, optional=False)
-        at_least(1, "Lake.", self, "way", whole=True, optional=False)
-        within(0.5, 1, "Lake.", self, "ice")
+        check_at_least(2, "Lake.", self, "size", whole=True, optional=False)
+        check_at_least(1, "Lake.", self, "way", whole=True, optional=False)
+        check_within(0.5, 1, "Lake.", self, "ice")
 
     def reset(self, seed: int) -> str:
         """Draw a new map, and describe the surroundings of the start."""

@@ -16,12 +16,25 @@ from turnrl import (
     ToolResult,
     ToolSpec,
 )
-from turnrl.agent.functions import inlined_schema
-from turnrl.plugin.errors import TrajectoryLost, at_least, check_address, is_flag
-from turnrl.plugin.hooks import named
+from turnrl.agent.functions import inline_schema
+from turnrl.plugin.errors import TrajectoryLost, check_address, check_at_least, is_bool_like
+from turnrl.plugin.hooks import import_object
 from turnrl.plugin.patience import Patience
-from turnrl_environments.client import Broken, Connection, Refused, imported, schema_of
-from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
+from turnrl_environments.client import (
+    Connection,
+    ConnectionBroken,
+    RequestRefused,
+    fetch_schema,
+    import_websockets,
+)
+from turnrl_environments.world import (
+    Episode,
+    World,
+    check_text,
+    missing_columns_error,
+    parse_reward,
+    question_seed,
+)
 
 _QUICK_RETRIES = 2
 
@@ -66,14 +79,16 @@ class OpenEnv(World):
         self.url = url.rstrip("/")
         self.options, self.columns = dict(options or {}), list(columns or ())
         self.description, self.wait_s = description, wait_s
-        at_least(0, "OpenEnv.", self, "wait_s", optional=False)
+        check_at_least(0, "OpenEnv.", self, "wait_s", optional=False)
         self.observe: Observe | None = None
         if observe is not None:
-            self.observe = named("OpenEnv.observe", observe)
-        self._quick = Patience(str(self), 0.0, self._away, _QUICK_RETRIES)
-        self._patience = Patience(str(self), wait_s, self._away, _QUICK_RETRIES, setting="wait_s")
+            self.observe = import_object("OpenEnv.observe", observe)
+        self._quick = Patience(str(self), 0.0, self._away_error, _QUICK_RETRIES)
+        self._patience = Patience(
+            str(self), wait_s, self._away_error, _QUICK_RETRIES, setting="wait_s"
+        )
         self._specs: Sequence[ToolSpec] = ()
-        imported()
+        import_websockets()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -86,13 +101,13 @@ class OpenEnv(World):
         Raises:
             ToolError: If it is away, or full.
         """
-        self._specs = self._specs or (await self._described(),)
-        connection = await self._quick.ask_async(self._connected)
+        self._specs = self._specs or (await self._describe_tool(),)
+        connection = await self._quick.ask_async(self._connect)
         await connection.close()
 
-    async def _described(self) -> ToolSpec:
+    async def _describe_tool(self) -> ToolSpec:
         schemas = await asyncio.to_thread(
-            self._quick.ask, lambda: schema_of(self.url, self.step_timeout_s)
+            self._quick.ask, lambda: fetch_schema(self.url, self.step_timeout_s)
         )
         action = schemas.get("action") if isinstance(schemas, Mapping) else None
         if not isinstance(action, Mapping) or "properties" not in action:
@@ -103,15 +118,15 @@ class OpenEnv(World):
         description = self.description or action.get("description") or "Take one step."
         return ToolSpec("step", str(description), _parameters(action))
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         try:
-            return await Connection.opened(self.url, self.step_timeout_s)
-        except Refused as refused:
+            return await Connection.open(self.url, self.step_timeout_s)
+        except RequestRefused as refused:
             raise TrajectoryLost(
                 f"{self} made no session: {refused}. See what the server printed."
             ) from None
 
-    async def accepted(self) -> Connection:
+    async def acquire_session(self) -> Connection:
         """A session of the server, once it has a place.
 
         Raises:
@@ -126,24 +141,24 @@ class OpenEnv(World):
     async def _answer(self) -> Connection | TrajectoryLost:
         """The server's answer: a refusal is an answer too, because the server is not away."""
         try:
-            return await self._connected()
+            return await self._connect()
         except TrajectoryLost as refused:
             return refused
 
-    def _away(self, problem: str) -> ToolError:
+    def _away_error(self, problem: str) -> ToolError:
         return ToolError(
             f"{self} {problem} Start the server, or correct OpenEnv.url. If it is full, lower "
             "OpenEnv.capacity to the number of sessions that others leave. A run resumes from its "
             "last checkpoint with --ckpt_path, and waits longer with a higher OpenEnv.wait_s."
         )
 
-    def episode(self, question: Question) -> Visit:
+    def episode(self, question: Question) -> OpenEnvEpisode:
         """An attempt that has not begun.
 
         Raises:
             DataError: If the question lacks a column that `reset` gets.
         """
-        return Visit(self, question)
+        return OpenEnvEpisode(self, question)
 
     def check_questions(self, questions: Sequence[Question]) -> None:
         for question in questions:
@@ -157,12 +172,12 @@ class OpenEnv(World):
         """
         about = question.columns
         if lacks := [column for column in self.columns if column not in about]:
-            raise missing(self, ", ".join(lacks), question)
+            raise missing_columns_error(self, ", ".join(lacks), question)
         chosen = {column: about[column] for column in self.columns}
-        return {"seed": seed_of(question), **self.options, **chosen}
+        return {"seed": question_seed(question), **self.options, **chosen}
 
 
-class Visit(Episode[OpenEnv]):
+class OpenEnvEpisode(Episode[OpenEnv]):
     """An attempt in a session of the server."""
 
     def __init__(self, world: OpenEnv, question: Question) -> None:
@@ -171,15 +186,15 @@ class Visit(Episode[OpenEnv]):
         self.connection: Connection | None = None
 
     async def enter(self) -> str:
-        self.connection = await self.world.accepted()
-        shown, _, self.over = await self._asked("reset", self.begins)
+        self.connection = await self.world.acquire_session()
+        shown, _, self.over = await self._ask("reset", self.begins)
         return shown
 
     async def act(self, call: ToolCall) -> ToolResult:
-        shown, reward, done = await self._asked("step", call.arguments)
+        shown, reward, done = await self._ask("step", call.arguments)
         return ToolResult(shown, reward=reward, done=done)
 
-    async def _asked(self, verb: str, data: Mapping[str, object]) -> tuple[str, float, bool]:
+    async def _ask(self, verb: str, data: Mapping[str, object]) -> tuple[str, float, bool]:
         """The text for the policy, the reward, and True if the attempt is over.
 
         Raises:
@@ -196,35 +211,39 @@ class Visit(Episode[OpenEnv]):
                 f"{self.world} answered to {verb} without an observation. Correct OpenEnv.url, or "
                 "the server."
             )
-        if not (done is None or is_flag(done)):
+        if not (done is None or is_bool_like(done)):
             raise ToolError(
                 f"{self.world} gave {done!r:.80} as done from {verb}. It is true or false."
             )
         step, observe = f"observe, after {verb}", self.world.observe
-        seen = await self.do(step, observe, observation) if observe else _shown(observation)
-        shown = text_of(self.world, step, seen)
-        return shown, 0.0 if reward is None else paid(self.world, verb, reward), bool(done)
+        seen = (
+            await self.do(step, observe, observation)
+            if observe
+            else _render_observation(observation)
+        )
+        shown = check_text(self.world, step, seen)
+        return shown, 0.0 if reward is None else parse_reward(self.world, verb, reward), bool(done)
 
     async def _answer(
         self, connection: Connection, verb: str, data: Mapping[str, object]
     ) -> dict[str, object]:
         try:
             return await connection.ask(verb, data)
-        except Refused as refused:
-            if verb == "step" and self._mistaken(refused, data):
+        except RequestRefused as refused:
+            if verb == "step" and self._is_mistake(refused, data):
                 raise PolicyMistake(refused.message) from None
             raise TrajectoryLost(
                 f"{self.world} answered to {verb}: {refused}. See what the server printed. It ends "
                 "a session if a validator of the action raises a ValueError, which it cannot send: "
                 "write such a rule into the types of the action."
             ) from None
-        except Broken as broken:
+        except ConnectionBroken as broken:
             raise TrajectoryLost(
                 f"{self.world} was lost in {verb}: {broken}. An attempt begins again at most "
                 "model.rollout.max_restarts times; see whether the server still runs."
             ) from None
 
-    def _mistaken(self, refused: Refused, data: Mapping[str, object]) -> bool:
+    def _is_mistake(self, refused: RequestRefused, data: Mapping[str, object]) -> bool:
         """True if the server refuses the action itself. It uses the same code for anything else
         that is not valid, such as an observation of the environment."""
         (spec,) = self.world.specs
@@ -236,7 +255,7 @@ class Visit(Episode[OpenEnv]):
             await self.connection.close()
 
 
-def _shown(observation: Mapping[str, object]) -> str:
+def _render_observation(observation: Mapping[str, object]) -> str:
     """An observation as the policy reads it."""
     fields = {name: value for name, value in observation.items() if name != "metadata"}
     if len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
@@ -248,7 +267,7 @@ def _parameters(action: Mapping[str, Any]) -> dict[str, object]:
     """JSON Schema of a call: the action's schema, without `metadata`, which a policy does not
     need."""
     required = [name for name in action.get("required", ()) if name != "metadata"]
-    return inlined_schema(
+    return inline_schema(
         {
             "type": "object",
             "properties": {n: p for n, p in action["properties"].items() if n != "metadata"},

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from turnrl import ToolError
-from turnrl.agent.mistakes import mistake_of
-from turnrl.plugin.errors import TrajectoryLost, in_short
+from turnrl.agent.mistakes import find_mistake
+from turnrl.plugin.errors import TrajectoryLost, summarize_error
 from turnrl.types import ForkableToolSession
 from turnrl_environments.world import Episode, W, World
 
@@ -48,7 +48,7 @@ class OwnEpisode(Episode[W], ForkableToolSession):
             return await self.do(verb, function)
         except TrajectoryLost as lost:
             cause = lost.__cause__ or lost
-            mistake = mistake_of(cause, code)
+            mistake = find_mistake(cause, code)
             if mistake is None:
                 raise
             raise mistake from cause
@@ -64,7 +64,7 @@ class OwnEpisode(Episode[W], ForkableToolSession):
         branch.environment, branch._work = None, None
 
         def copied() -> None:
-            branch.environment = _copied(self.world, self.environment)
+            branch.environment = _copy_environment(self.world, self.environment)
 
         try:
             await self.do("copy", copied)
@@ -75,7 +75,7 @@ class OwnEpisode(Episode[W], ForkableToolSession):
         return branch
 
 
-def _copied(world: World, environment: T) -> T:
+def _copy_environment(world: World, environment: T) -> T:
     """A copy of an environment, for a branch of its attempt.
 
     Raises:
@@ -85,6 +85,6 @@ def _copied(world: World, environment: T) -> T:
         return copy.deepcopy(environment)
     except Exception as error:
         raise ToolError(
-            f"{world} cannot be copied for a branch ({in_short(error)}). Give its class a "
+            f"{world} cannot be copied for a branch ({summarize_error(error)}). Give its class a "
             "__deepcopy__, or take an estimator without probes."
         ) from error

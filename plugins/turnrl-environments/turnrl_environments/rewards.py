@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Literal, final
 
 from turnrl import OutcomeReward, RecipeError, Trajectory, Turn, TurnReward
-from turnrl.plugin.errors import at_least, one_of, within
+from turnrl.plugin.errors import check_at_least, check_one_of, check_within
 from turnrl_environments.world import STEP
 
 
-def steps_of(turn: Turn) -> int:
+def count_steps(turn: Turn) -> int:
     """The number of successful steps in the environment in a turn. Calls of other tools do not
     count."""
     return sum(result.ok and STEP in result.metadata for result in turn.results)
 
 
-def ended(trajectory: Trajectory) -> bool:
+def has_ended(trajectory: Trajectory) -> bool:
     """True if the environment ended the attempt, but not because its time was up."""
     return bool(trajectory.figures.get("ended"))
 
@@ -50,16 +50,16 @@ class EnvironmentReward(TurnReward):
     ) -> None:
         self.weight, self.idle, self.unfinished = weight, idle, unfinished
         self.last_step = last_step
-        within(-1e9, 1e9, "EnvironmentReward.", self, "weight")
-        at_least(0, "EnvironmentReward.", self, "idle", "unfinished", optional=False)
+        check_within(-1e9, 1e9, "EnvironmentReward.", self, "weight")
+        check_at_least(0, "EnvironmentReward.", self, "idle", "unfinished", optional=False)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         taken, last = trajectory.turns[turn], turn == len(trajectory.turns) - 1
-        left_out = last and ended(trajectory) and not self.last_step
+        left_out = last and has_ended(trajectory) and not self.last_step
         reward = 0.0 if left_out else self.weight * taken.reward
-        if not steps_of(taken):
+        if not count_steps(taken):
             reward -= self.idle
-        if last and not ended(trajectory):
+        if last and not has_ended(trajectory):
             reward -= self.unfinished
         return reward
 
@@ -80,10 +80,10 @@ class StepCost(TurnReward):
 
     def __init__(self, weight: float = 0.05) -> None:
         self.weight = weight
-        at_least(0, "StepCost.", self, "weight", optional=False)
+        check_at_least(0, "StepCost.", self, "weight", optional=False)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        steps = steps_of(trajectory.turns[turn])
+        steps = count_steps(trajectory.turns[turn])
         return -self.weight * steps if steps else 0.0
 
 
@@ -108,12 +108,12 @@ class EnvironmentOutcome(OutcomeReward):
         right_at: float | None = None,
     ) -> None:
         self.weight, self.of, self.right_at = weight, of, right_at
-        within(-1e9, 1e9, "EnvironmentOutcome.", self, "weight")
-        one_of(("get_reward", "last_step"), "EnvironmentOutcome.", self, "of")
+        check_within(-1e9, 1e9, "EnvironmentOutcome.", self, "weight")
+        check_one_of(("get_reward", "last_step"), "EnvironmentOutcome.", self, "of")
 
     def score(self, trajectory: Trajectory) -> float:
         if self.of == "last_step":
-            return self.weight * trajectory.turns[-1].reward if ended(trajectory) else 0.0
+            return self.weight * trajectory.turns[-1].reward if has_ended(trajectory) else 0.0
         outcome = trajectory.figures.get("outcome")
         if not isinstance(outcome, float):
             raise RecipeError(

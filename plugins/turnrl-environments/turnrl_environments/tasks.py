@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import final
 
 from turnrl import DataError, Question, QuestionSource
-from turnrl.plugin.errors import at_least
+from turnrl.plugin.errors import check_at_least
 
 _FIRST = {"train": 0, "val": 1_000_000_000}
 
@@ -28,7 +28,7 @@ class Seeds(QuestionSource):
         self, count: int = 1000, val_count: int = 100, text: str = "Here is what you see."
     ) -> None:
         self.count, self.val_count, self.text = count, val_count, text
-        at_least(1, "Seeds.", self, "count", "val_count", whole=True, optional=False)
+        check_at_least(1, "Seeds.", self, "count", "val_count", whole=True, optional=False)
         if max(count, val_count) > _FIRST["val"]:
             raise DataError(f"Seeds has at most {_FIRST['val']:,} seeds a split. Take fewer.")
         if not text.strip():

@@ -27,9 +27,9 @@ from turnrl import (
     ToolResult,
     Toolset,
 )
-from turnrl.agent.mistakes import is_of_threads
-from turnrl.agent.running import result_of
-from turnrl.plugin.errors import TrajectoryLost, at_least, blaming, is_finite
+from turnrl.agent.mistakes import is_thread_error
+from turnrl.agent.running import run_function
+from turnrl.plugin.errors import TrajectoryLost, blaming, check_at_least, is_finite
 from turnrl.types import ToolFigures, ToolSession
 from turnrl_environments.threads import OneThread
 
@@ -78,8 +78,8 @@ class World(Stateful, Toolset, ABC):
         self.name, self.step_timeout_s = name, step_timeout_s
         self.capacity = capacity
         kind = f"{type(self).__name__}."
-        at_least(1, kind, self, "capacity", whole=True)
-        at_least(1e-3, kind, self, "step_timeout_s", optional=False)
+        check_at_least(1, kind, self, "capacity", whole=True)
+        check_at_least(1e-3, kind, self, "step_timeout_s", optional=False)
         self.timeout_s = _BATCH_S
         self.thread = None if thread_safe else OneThread()
 
@@ -280,7 +280,7 @@ class Episode(ToolSession, ABC, Generic[W]):
         if isinstance(error := work.exception(), PolicyMistake):
             raise error
         with blaming(
-            TrajectoryLost, label, _ADVICE_ON_THREADS if is_of_threads(error) else _ADVICE
+            TrajectoryLost, label, _ADVICE_ON_THREADS if is_thread_error(error) else _ADVICE
         ):
             return work.result()
 
@@ -295,7 +295,7 @@ class Episode(ToolSession, ABC, Generic[W]):
                 await asyncio.wait([before])
             if thread is not None:
                 return await thread.result_of(function, *arguments)
-            return await result_of(function, *arguments)
+            return await run_function(function, *arguments)
 
         self._work = asyncio.create_task(work())
         # else asyncio reports an exception that nobody waits for
@@ -317,7 +317,7 @@ class Episode(ToolSession, ABC, Generic[W]):
                 await self.do("close", self.leave)
 
 
-def seed_of(question: Question) -> object:
+def question_seed(question: Question) -> object:
     """The seed of a question: its column `seed`, or a number computed from its id. Files of CSV
     hold a number as a text, and pandas may hold it as a float, and a gap as NaN."""
     seed = question.metadata.get("seed")
@@ -327,7 +327,7 @@ def seed_of(question: Question) -> object:
     return zlib.crc32(question.id.encode()) if text in ("", "None", "nan", "<NA>") else seed
 
 
-def paid(world: World, verb: str, reward: Any) -> float:
+def parse_reward(world: World, verb: str, reward: Any) -> float:
     """A reward as a number.
 
     Raises:
@@ -343,7 +343,7 @@ def paid(world: World, verb: str, reward: Any) -> float:
     return float(reward)
 
 
-def text_of(world: World, verb: str, observation: object) -> str:
+def check_text(world: World, verb: str, observation: object) -> str:
     """Check that an observation is a text, and return it.
 
     Raises:
@@ -357,7 +357,7 @@ def text_of(world: World, verb: str, observation: object) -> str:
     return observation
 
 
-def missing(world: World, columns: str, question: Question) -> DataError:
+def missing_columns_error(world: World, columns: str, question: Question) -> DataError:
     """The error about a question that lacks columns that an environment begins with."""
     has = ", ".join(map(str, question.columns))
     return DataError(

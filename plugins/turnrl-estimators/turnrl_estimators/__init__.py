@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_estimators.anchored import GroupInGroup as GroupInGroup
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turnrl_estimators.valued import Tree as Tree
     from turnrl_estimators.valued import TurnCritic as TurnCritic
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

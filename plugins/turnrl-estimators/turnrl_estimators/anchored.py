@@ -10,11 +10,11 @@ from torch import Tensor
 from turnrl import Group, Merged, Turn
 from turnrl.credit.estimators import GroupRelative, returns_to_go
 from turnrl.credit.why import Contrast, compares
-from turnrl.plugin.errors import at_least, within
+from turnrl.plugin.errors import check_at_least, check_within
 from turnrl_estimators.relative import rewards_and_outcome
 
 
-def retrieved(turn: Turn) -> frozenset[str]:
+def retrieved_ids(turn: Turn) -> frozenset[str]:
     """The results of a turn's calls: the ids of their passages (`metadata["passage_ids"]`) if the
     tool names them, else the contents of successful results."""
     results: set[str] = set()
@@ -32,7 +32,7 @@ def anchors(group: Group) -> Iterator[list[frozenset[str]]]:
         states = []
         for turn in trajectory.turns:
             states.append(passages)
-            passages |= retrieved(turn)
+            passages |= retrieved_ids(turn)
         yield states
 
 
@@ -66,8 +66,8 @@ class GroupInGroup(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, 1, "", self, "gamma")
-        at_least(0, "", self, "omega", optional=False)
+        check_within(0, 1, "", self, "gamma")
+        check_at_least(0, "", self, "omega", optional=False)
 
     def __call__(self, group: Group) -> Tensor:
         return super().__call__(group) + self.omega * self._among_equals(group)

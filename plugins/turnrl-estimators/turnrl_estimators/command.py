@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.plugin.text import say
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def add_credit_command(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from turnrl_estimators.exact import ALL_REWARDS, Skipped, check
+    from turnrl_estimators.exact import ALL_REWARDS, Skipped, measure_all
     from turnrl_estimators.toy import TOYS
 
-    rows = check(installed("turnrl_estimators"), TOYS[args.toy])
+    rows = measure_all(load_classes("turnrl_estimators"), TOYS[args.toy])
     print(f"{'estimator':37} {'bias':>7} {'along':>7} {'angle':>7} {'variance':>9} {'noise':>7}")
     notes = []
     for row in rows:

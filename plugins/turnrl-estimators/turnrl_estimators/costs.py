@@ -12,7 +12,7 @@ from torch import Tensor
 from turnrl import Group, RecipeError, TurnLevel
 from turnrl.credit.estimators import GroupRelative, returns_to_go, standardize
 from turnrl.credit.why import Contrast, compares
-from turnrl.plugin.errors import at_least, one_of, within
+from turnrl.plugin.errors import check_at_least, check_one_of, check_within
 from turnrl.types import Reward
 
 _logger = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ class CostsAmongRight(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, 1, "CostsAmongRight.", self, "gamma")
-        at_least(0, "CostsAmongRight.", self, "cost_coef", optional=False)
-        one_of(get_args(CostScale), "CostsAmongRight.", self, "cost_scale")
+        check_within(0, 1, "CostsAmongRight.", self, "gamma")
+        check_at_least(0, "CostsAmongRight.", self, "cost_coef", optional=False)
+        check_one_of(get_args(CostScale), "CostsAmongRight.", self, "cost_scale")
 
     def check(self, rewards: Sequence[Reward]) -> None:
         """Refuse costs if no reward defines a right attempt."""
@@ -91,7 +91,7 @@ class CostsAmongRight(GroupRelative):
             )
 
     def __call__(self, group: Group) -> Tensor:
-        paid = _paid(group)
+        paid = _without_costs(group)
         credit = self.paid_rule(paid)
         if not group.cost_names or len(group.trajectories) < 2:
             return credit
@@ -125,11 +125,11 @@ class CostsAmongRight(GroupRelative):
         """
         if self.scale == "none" or self.cost_scale == "none":
             return 1.0
-        half = _worth(group) / 2 if bool(_right(group).all()) else 0.0
+        half = _worth(group) / 2 if bool(_find_correct(group).all()) else 0.0
         return max(spread, half, self.min_std)
 
 
-def _paid(group: Group) -> Group:
+def _without_costs(group: Group) -> Group:
     """The group without its costs."""
     if not group.cost_names:
         return group
@@ -144,7 +144,7 @@ def _paid(group: Group) -> Group:
     return replace(group, turn_rewards=turns, outcome=outcome)
 
 
-def _right(group: Group) -> Tensor:
+def _find_correct(group: Group) -> Tensor:
     if (right := group.right) is None:
         raise RecipeError(
             "CostsAmongRight needs to know which attempts are right, and no component of this "
@@ -160,7 +160,7 @@ def _worth(group: Group) -> float:
 
 def _among(group: Group) -> Tensor:
     """(G, K), the turns that right attempts reached."""
-    return _right(group)[:, None] & group.reached
+    return _find_correct(group)[:, None] & group.reached
 
 
 def _costs_to_go(group: Group, gamma: float) -> Tensor:
@@ -170,7 +170,7 @@ def _costs_to_go(group: Group, gamma: float) -> Tensor:
 
 @compares.register
 def _(estimator: CostsAmongRight, group: Group) -> Sequence[Contrast]:
-    paid = _paid(group)
+    paid = _without_costs(group)
     terms = [*(compares(estimator.paid_rule, paid) or ())]
     if not group.cost_names or len(group.trajectories) < 2:
         return terms

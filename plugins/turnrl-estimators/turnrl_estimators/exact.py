@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from turnrl import AdvantageEstimator, Group, RecipeError, Trajectory, assign_credit
-from turnrl.credit.applied import Made, make, one_line
-from turnrl.plugin.text import counted
+from turnrl.credit.apply import Made, error_line, make_estimator
+from turnrl.plugin.text import format_count
 from turnrl.types import RewardComponent
 from turnrl_estimators.costs import CostsAmongRight
 from turnrl_estimators.toy import QUESTION, Fate, Toy
@@ -85,13 +85,13 @@ def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Made]]:
     unscaled form, if it has these options. An estimator that cannot be made is replaced by its
     error."""
     for name, cls in classes.items():
-        yield name, make(cls)
+        yield name, make_estimator(cls)
         if {"baseline", "scale"} <= {*inspect.signature(cls).parameters}:
-            plain = make(cls, baseline="leave_one_out", scale="none")
+            plain = make_estimator(cls, baseline="leave_one_out", scale="none")
             yield f"{name}(leave_one_out, none)", plain
 
 
-def check(
+def measure_all(
     classes: Mapping[str, type], toy: Toy | None = None, group_size: int = 4
 ) -> list[GradientEstimate | Skipped]:
     """Measure estimators, each with its defaults and as `(leave_one_out, none)`.
@@ -107,16 +107,16 @@ def check(
         try:
             if isinstance(estimator, Exception):
                 raise estimator
-            rows.append(figures(name, estimator, toy, group_size))
+            rows.append(measure(name, estimator, toy, group_size))
             if isinstance(estimator, CostsAmongRight) and any(toy.search_costs):
-                row = figures(name, estimator, toy, group_size, toy.gradient_among_right)
+                row = measure(name, estimator, toy, group_size, toy.gradient_among_right)
                 rows.append(replace(row, objective="costs among right answers"))
         except Exception as error:  # a broken estimator must not stop the others
-            rows.append(Skipped(name, one_line(error)))
+            rows.append(Skipped(name, error_line(error)))
     return rows
 
 
-def figures(
+def measure(
     name: str,
     estimator: AdvantageEstimator,
     toy: Toy,
@@ -163,7 +163,7 @@ def figures(
     length, norm = float(true.norm()), float(mean.norm())
     nonzero = norm > 1e-9 * length
     cosine = float(mean @ true) / (norm * length) if nonzero else 0.0
-    notes = [counted(probes, "probe")] if probes else []
+    notes = [format_count(probes, "probe")] if probes else []
     notes += ["exact values by turn"] if estimator.critic is not None else []
     return GradientEstimate(
         name,
@@ -223,7 +223,7 @@ def _tensors(fates: Sequence[Fate], turns: int) -> tuple[Tensor, Tensor, Tensor,
     return scores, rewards.float(), costs.float(), reached.bool(), outcome
 
 
-def _scored(
+def _make_group(
     toy: Toy,
     attempts: tuple[Trajectory, ...],
     rewards: Tensor,
@@ -241,7 +241,7 @@ def _scored(
         {
             "turn/search": RewardComponent(rewards - costs),
             "turn/cost": RewardComponent(costs, is_cost=any(toy.search_costs)),
-            "outcome/answer": RewardComponent(outcome, right_at=toy.right_at),
+            "outcome/answer": RewardComponent(outcome, right_at=toy.correct_at),
         },
     )
 
@@ -260,7 +260,7 @@ def _groups(
     groups, chances = [], []
     for row, (first, p) in itertools.product(combinations, shared.items()):
         attempts, at = tuple(fates[i].trajectory for i in row), list(row)
-        group = _scored(toy, attempts, rewards[at], costs[at], reached[at], outcome[at])
+        group = _make_group(toy, attempts, rewards[at], costs[at], reached[at], outcome[at])
         if probes:
             state_values = values[at]
             state_values[:, 0] = first
@@ -304,7 +304,7 @@ def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
             reached &= torch.arange(width) >= torch.tensor(begins)[:, None]
             branches = zip(fates, begins, strict=True)
             attempts = tuple(replace(fate.trajectory, begins=k) for fate, k in branches)
-            group = _scored(toy, attempts, rewards, costs, reached, outcome)
+            group = _make_group(toy, attempts, rewards, costs, reached, outcome)
             groups.append(replace(group, parents=(0,) * len(fates)))
             scores.append(score)
             chances.append(math.prod((p for _, p in drawn), start=trunk.chance))

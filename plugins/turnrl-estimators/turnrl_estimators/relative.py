@@ -10,7 +10,7 @@ from torch import Tensor
 from turnrl import AdvantageEstimator, Group, TurnLevel
 from turnrl.credit.estimators import GroupRelative, returns_to_go, standardize
 from turnrl.credit.why import Contrast, compares
-from turnrl.plugin.errors import within
+from turnrl.plugin.errors import check_within
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class DiscountedReturn(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, 1, "", self, "gamma")
+        check_within(0, 1, "", self, "gamma")
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         earned = rewards_and_outcome(turn_rewards, outcome, reached)

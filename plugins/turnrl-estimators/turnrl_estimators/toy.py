@@ -74,7 +74,7 @@ class Toy:
     found_pays: float = 0.0
 
     @property
-    def right_at(self) -> float:
+    def correct_at(self) -> float:
         """The outcome of a right answer: the greatest."""
         return max(self.outcomes) + self.found_pays
 
@@ -149,7 +149,7 @@ class Toy:
 
     def is_right(self, fate: Fate) -> bool:
         """True if a trajectory ends with a right answer."""
-        return fate.outcome >= self.right_at
+        return fate.outcome >= self.correct_at
 
     @cached_property
     def to_go(self) -> tuple[dict[float, float], ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from turnrl import AdvantageEstimator, Group, RecipeError
 from turnrl.credit.estimators import returns_to_go, standardize
-from turnrl.plugin.errors import within
+from turnrl.plugin.errors import check_within
 from turnrl.types import Attempts, Critic, Probe, Scorer
 from turnrl_estimators.relative import rewards_and_outcome
 
@@ -24,7 +24,7 @@ def check_probes(probes: int) -> None:
 
 
 def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> Group:
-    """The group with the mean return of its probes as `state_values`.
+    """The group with the mean return of its probes as `estimate_state_values`.
 
     All trajectories of a group begin in the same state, so the first value is a mean over all their
     probes.
@@ -52,14 +52,14 @@ def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
     return replace(group, parents=(*trunks, *(probe.member for probe in probes)))
 
 
-def state_values(attempts: Attempts, scorer: Scorer) -> list[Group]:
-    """The groups with `state_values`, for an estimator's `prepare`."""
+def estimate_state_values(attempts: Attempts, scorer: Scorer) -> list[Group]:
+    """The groups with `estimate_state_values`, for an estimator's `prepare`."""
     groups = scorer.score(attempts.trajectories)
     probed = scorer.score([[probe.trajectory for probe in row] for row in attempts.probes])
     return list(map(with_state_values, groups, attempts.probes, probed))
 
 
-def trees(attempts: Attempts, scorer: Scorer) -> list[Group]:
+def make_trees(attempts: Attempts, scorer: Scorer) -> list[Group]:
     """The groups with the probes as members and their `parents`, for an estimator's `prepare`."""
     pairs = zip(attempts.trajectories, attempts.probes, strict=True)
     members = [[*trunks, *(probe.trajectory for probe in probes)] for trunks, probes in pairs]
@@ -91,7 +91,7 @@ class Branched(AdvantageEstimator):
         check_probes(self.probes)
 
     def prepare(self, attempts: Attempts, scorer: Scorer) -> list[Group]:
-        return state_values(attempts, scorer)
+        return estimate_state_values(attempts, scorer)
 
     def __call__(self, group: Group) -> Tensor:
         if group.state_values is None:
@@ -135,7 +135,7 @@ class Tree(AdvantageEstimator):
         check_probes(self.probes)
 
     def prepare(self, attempts: Attempts, scorer: Scorer) -> list[Group]:
-        return trees(attempts, scorer)
+        return make_trees(attempts, scorer)
 
     def __call__(self, group: Group) -> Tensor:
         if len(group.parents) != len(group.trajectories):
@@ -195,7 +195,7 @@ class TurnCritic(AdvantageEstimator):
     critic: Critic = field(default_factory=Critic)
 
     def __post_init__(self) -> None:
-        within(0, 1, "", self, "gamma", "lam")
+        check_within(0, 1, "", self, "gamma", "lam")
 
     def __call__(self, group: Group) -> tuple[Tensor, ...]:
         if len(group.token_values) != len(group.trajectories):

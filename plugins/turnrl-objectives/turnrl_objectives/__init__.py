@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_objectives.cispo import CISPO as CISPO
     from turnrl_objectives.sapo import SAPO as SAPO
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_openai.endpoint import Endpoint as Endpoint
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
     from turnrl_openai.server import ChatServer as ChatServer
     from turnrl_openai.server import EndpointServer as EndpointServer
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)

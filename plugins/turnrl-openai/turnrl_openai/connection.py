@@ -21,9 +21,9 @@ from turnrl.plugin.errors import WorldError
 from turnrl.plugin.patience import (
     Patience,
     Unavailable,
-    complaint,
+    error_message,
     is_loopback,
-    raise_if_away,
+    raise_if_unavailable,
     short_reason,
 )
 from turnrl_openai.server import ChatServer
@@ -60,7 +60,7 @@ class Connection:
 
     def __post_init__(self) -> None:
         wait_s = self.server.patience_s
-        self._patience = Patience(self.label, wait_s, self._away, setting="patience_s")
+        self._patience = Patience(self.label, wait_s, self._away_error, setting="patience_s")
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(
@@ -78,13 +78,13 @@ class Connection:
         """
 
         async def attempt() -> T:
-            client, url = self._connected(), self.server.url
+            client, url = self._connect(), self.server.url
             in_time = asyncio.timeout(self.server.timeout_s)
             try:
                 async with in_time, client.stream("POST", url, json=body) as response:
                     if response.is_success:
                         return await read(response)
-                    text = await self.whole(response, _MOST_OF_A_COMPLAINT)
+                    text = await self.read_body(response, _MOST_OF_A_COMPLAINT)
             except TimeoutError:
                 raise Unavailable(
                     f"no whole answer within timeout_s = {self.server.timeout_s:g}"
@@ -95,7 +95,7 @@ class Connection:
 
         return await self._patience.ask_async(attempt)
 
-    async def whole(self, response: httpx2.Response, most: int | None = None) -> bytes:
+    async def read_body(self, response: httpx2.Response, most: int | None = None) -> bytes:
         """The body of a response.
 
         Args:
@@ -109,13 +109,13 @@ class Connection:
             if most is not None and len(body) >= most:
                 return bytes(body[:most])
             if len(body) > MOST_BYTES:
-                raise self.fault(
+                raise self.make_error(
                     f"sent a reply of more than {MOST_BYTES:,} bytes. Correct base_url or model, "
                     "or lower max_tokens."
                 )
         return bytes(body)
 
-    def parsed(self, text: bytes) -> object:
+    def parse(self, text: bytes) -> object:
         """The JSON of a reply; None if it is none.
 
         Raises:
@@ -133,8 +133,8 @@ class Connection:
             usual = 400 if any(re.search(_REFUSES, c) for c in codes) else 500
             code = next((int(c) for c in codes if re.fullmatch("[1-5][0-9]{2}", c)), usual)
             reason = f"an error in place of a reply: {self.clean(parts.get('message') or error)}"
-            raise_if_away(code, reason, {})
-            raise self.fault(f"sent {reason} (code {code}). {self.request}")
+            raise_if_unavailable(code, reason, {})
+            raise self.make_error(f"sent {reason} (code {code}). {self.request}")
         return value
 
     async def close(self) -> None:
@@ -143,10 +143,10 @@ class Connection:
         if client is not None:
             await client.aclose()
 
-    def _connected(self) -> httpx2.AsyncClient:
+    def _connect(self) -> httpx2.AsyncClient:
         if self._client is None:
             if not re.fullmatch(r"[!-~]*", self._key):  # the client's own error would show it
-                raise self.fault(
+                raise self.make_error(
                     f"cannot be asked: the environment variable {self.server.api_key_env} does not "
                     "hold a key. Correct it."
                 )
@@ -169,8 +169,8 @@ class Connection:
         status, variable = response.status_code, self.server.api_key_env
         moved = {name: response.headers[name] for name in ["location"] if name in response.headers}
         whole = httpx2.Response(status, headers=moved, content=text)
-        reason = f"status {status}: {self.clean(complaint(whole))}"
-        raise_if_away(status, reason, response.headers)
+        reason = f"status {status}: {self.clean(error_message(whole))}"
+        raise_if_unavailable(status, reason, response.headers)
         advice = self.request
         if status in (401, 403):
             fault = "holds the wrong key" if self._key else "is not set"
@@ -178,10 +178,10 @@ class Connection:
             advice = f"Correct it: {cause} (api_key_env)."
         elif status in (404, 405) or 300 <= status < 400:
             advice = "Correct base_url, or model."
-        return self.fault(f"refused a request ({reason}). {advice}")
+        return self.make_error(f"refused a request ({reason}). {advice}")
 
-    def _away(self, problem: str) -> WorldError:
-        return self.fault(f"{problem} Start it, correct base_url, or raise patience_s.")
+    def _away_error(self, problem: str) -> WorldError:
+        return self.make_error(f"{problem} Start it, correct base_url, or raise patience_s.")
 
     @property
     def _key(self) -> str:
@@ -191,6 +191,6 @@ class Connection:
         """A text in one short line, without the key."""
         return short_reason(text, (self._key,))
 
-    def fault(self, problem: str) -> WorldError:
+    def make_error(self, problem: str) -> WorldError:
         """The error that stops the run, for a problem of the server."""
         return self.error(f"{self.label} {problem}")

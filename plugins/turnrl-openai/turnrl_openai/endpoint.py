@@ -74,7 +74,7 @@ class Endpoint(MessageSampler):
         )
 
         async def read(response: Response) -> Reply:
-            return self._reply(await self._connection.whole(response), sampling.stop)
+            return self._reply(await self._connection.read_body(response), sampling.stop)
 
         return await self._connection.ask(body, read)
 
@@ -87,10 +87,10 @@ class Endpoint(MessageSampler):
 
         connection = self._connection
         try:
-            text, ended, thinks = read_completion(connection.parsed(sent))
+            text, ended, thinks = read_completion(connection.parse(sent))
         except ValueError as error:
             shown = connection.clean(sent.decode(errors="replace"))
-            raise connection.fault(
+            raise connection.make_error(
                 f"sent {shown!r}, which is no chat completion: {connection.clean(error)}. Correct "
                 "base_url or model."
             ) from error
@@ -98,7 +98,7 @@ class Endpoint(MessageSampler):
             self._thinks = True
             _logger.warning(
                 "%s sends its reasoning beside its replies. Turns do not contain it, except where "
-                "a reply is nothing else, so a turn scheme that requires a thought finds none.",
+                "a reply is nothing else, so a segmenter that requires a thought finds none.",
                 connection.label,
             )
         if ends := [text.index(string) + len(string) for string in stop if string in text]:
@@ -106,7 +106,7 @@ class Endpoint(MessageSampler):
         if ended.lower() in _BREAKS:
             raise Unavailable("the reply broke off")
         if ended.lower() not in _ENDINGS:
-            raise connection.fault(
+            raise connection.make_error(
                 f"ended a reply with {connection.clean(ended)!r}, so the model did not finish it. "
                 "Leave the question out, or ask another model."
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from turnrl import Message, RecipeError
-from turnrl.plugin.errors import at_least, check_address
+from turnrl.plugin.errors import check_address, check_at_least
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ChatServer(ABC):
                 "OPENAI_API_KEY. Its value is not shown, because it may be the key itself. Recipes "
                 "are saved with every run."
             )
-        at_least(1, "", self, "concurrency", whole=True, optional=False)
-        at_least(0.001, "", self, "timeout_s")
-        at_least(0, "", self, "patience_s")
+        check_at_least(1, "", self, "concurrency", whole=True, optional=False)
+        check_at_least(0.001, "", self, "timeout_s")
+        check_at_least(0, "", self, "patience_s")
 
     @property
     def url(self) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_rewards.answers import Choice as Choice
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from turnrl_rewards.server import JudgeServer as JudgeServer
     from turnrl_rewards.step import StepReward as StepReward
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

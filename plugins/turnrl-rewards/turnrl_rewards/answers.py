@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from unicodedata import category, normalize
 
 from turnrl import AnswerRule, Question, RecipeError
-from turnrl.plugin.errors import PluginError, at_least
-from turnrl.plugin.hooks import named
+from turnrl.plugin.errors import PluginError, check_at_least
+from turnrl.plugin.hooks import import_object
 from turnrl.types import Phrase
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Number(_Kind):
     )
 
     def __post_init__(self) -> None:
-        at_least(0, "Number.", self, "tolerance", "relative", optional=False)
+        check_at_least(0, "Number.", self, "tolerance", "relative", optional=False)
         for name, value in vars(self).items():
             if value == float("inf"):
                 raise RecipeError(f"Number.{name} is {value}; it must be finite")
@@ -113,9 +113,9 @@ class Number(_Kind):
 @functools.lru_cache(maxsize=16)
 def _numbers_in(text: str) -> frozenset[Fraction]:
     """The numbers of a text that is searched for several answers, by several rewards."""
-    from turnrl_rewards.numbers import numbers_in
+    from turnrl_rewards.numbers import find_numbers
 
-    return frozenset(numbers_in(text))
+    return frozenset(find_numbers(text))
 
 
 _LEAD = r"(?i)\A(?:[a-z' ,]{0,60}\b(?:answer|option|choice|choose|pick|say|is)\b[\s:=]*)?"
@@ -234,7 +234,7 @@ class Compared(AnswerRule):
         """
         if isinstance(given, str) and "." not in given:
             return None
-        function = named("data.answers", cast("str | Callable[..., bool]", given))
+        function = import_object("data.answers", cast("str | Callable[..., bool]", given))
         name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
         try:
             if inspect.isclass(function):

@@ -71,15 +71,15 @@ async def _verdict(
 
     async def reply(response: Response) -> object:
         nonlocal sent
-        sent = await judge.whole(response)
-        return judge.parsed(sent)
+        sent = await judge.read_body(response)
+        return judge.parse(sent)
 
     for _ in range(2):
         with contextlib.suppress(ValueError):  # no completion, so no verdict
             if (score := read(read_completion(await judge.ask(body, reply)).text)) is not None:
                 return score
     shown = judge.clean(sent.decode(errors="replace"))
-    raise judge.fault(
+    raise judge.make_error(
         f"was asked twice and gave no verdict; it sent {shown!r}. Ask in 'prompt' for one score as "
         "JSON ({\"score\": 0.5}), raise 'max_tokens' if the reply is cut, or take another model."
     )

@@ -11,11 +11,11 @@ from typing import Literal, final
 
 from turnrl import RecipeError, Trajectory, TurnReward
 from turnrl.engines import SampledPolicy
-from turnrl.policy.reading import read_trajectories
+from turnrl.policy.scoring import score_trajectories
 from turnrl.rewards.answers import usable_answers
 from turnrl.types import Sample
-from turnrl_rewards.calls import lost
-from turnrl_rewards.progress import Difference, StateScore, informed
+from turnrl_rewards.calls import check_cost
+from turnrl_rewards.progress import Difference, StateScore, informed_turns
 
 Measure = Literal["logprob", "mean_logprob", "probability"]
 _State = tuple[str, tuple[int, ...]]
@@ -52,12 +52,12 @@ class AnswerLikelihood(StateScore):
         if policy is None:
             return
         states = dict.fromkeys(
-            (answer, trajectory.history(informed(trajectory, turns)))
+            (answer, trajectory.history(informed_turns(trajectory, turns)))
             for trajectory in trajectories
-            if (answer := _accepted(trajectory)) is not None
+            if (answer := _first_accepted(trajectory)) is not None
             for turns in range(len(trajectory.turns) + 1)
         )
-        tokenised = {answer: self._tokenised(policy, answer) for answer, _ in states}
+        tokenised = {answer: self._tokenize(policy, answer) for answer, _ in states}
         rows = []
         for answer, history in states:
             opening, tokens = tokenised[answer]
@@ -65,7 +65,7 @@ class AnswerLikelihood(StateScore):
             rows.append(((*history, *opening, *tokens), scored))
         reader = _reference(policy, "reference: true") if self.reference else nullcontext()
         with reader:
-            read = policy.read(rows)
+            read = policy.score_tokens(rows)
         for state, scores in zip(states, read, strict=True):
             mean = float(scores.logprobs.mean())
             kinds = {
@@ -75,7 +75,7 @@ class AnswerLikelihood(StateScore):
             }
             self._phi[state] = kinds[self.measure]
 
-    def _tokenised(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
+    def _tokenize(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
         """Token ids of the opening, and of the answer after it.
 
         The two are tokenised together, as the policy would write them, so a space at the end of the
@@ -90,12 +90,12 @@ class AnswerLikelihood(StateScore):
         return together[:begin], together[begin:]
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
-        answer = _accepted(trajectory)
+        answer = _first_accepted(trajectory)
         if answer is None:
             return 0.0
-        state = answer, trajectory.history(informed(trajectory, turns))
+        state = answer, trajectory.history(informed_turns(trajectory, turns))
         if state not in self._phi:
-            raise _unprepared("The likelihood of an answer")
+            raise _unprepared_error("The likelihood of an answer")
         return self._phi[state]
 
 
@@ -156,7 +156,7 @@ class KLPenalty(TurnReward):
     """
 
     def __init__(self, coef: float) -> None:
-        self.coef = lost(self, "coef", coef)
+        self.coef = check_cost(self, "coef", coef)
         self._divergence: dict[tuple[tuple[Sample, ...], int], list[float]] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
@@ -164,9 +164,9 @@ class KLPenalty(TurnReward):
         if policy is None:
             return
         distinct = {(t.samples, t.begins): t for t in trajectories}
-        policy_scores = read_trajectories([*distinct.values()], policy.read)
+        policy_scores = score_trajectories([*distinct.values()], policy.score_tokens)
         with _reference(policy, "KLPenalty"):
-            reference_scores = read_trajectories([*distinct.values()], policy.read)
+            reference_scores = score_trajectories([*distinct.values()], policy.score_tokens)
         for (key, trajectory), scores, reference in zip(
             distinct.items(), policy_scores, reference_scores, strict=True
         ):
@@ -180,18 +180,18 @@ class KLPenalty(TurnReward):
     def score(self, trajectory: Trajectory, turn: int) -> float:
         turns = self._divergence.get((trajectory.samples, trajectory.begins))
         if turns is None:
-            raise _unprepared("KLPenalty")
+            raise _unprepared_error("KLPenalty")
         return -self.coef * turns[turn]
 
 
-def _unprepared(name: str) -> RecipeError:
+def _unprepared_error(name: str) -> RecipeError:
     return RecipeError(
         f"{name} is computed in `prepare`, which has not seen this trajectory with a policy. Score "
         "with turnrl.score_group(trajectories, rewards, policy=policy), or prepare first."
     )
 
 
-def _accepted(trajectory: Trajectory) -> str | None:
+def _first_accepted(trajectory: Trajectory) -> str | None:
     """The first accepted answer that the question's rule can read."""
     return next(iter(usable_answers(trajectory.question)), None)
 

@@ -11,7 +11,7 @@ from typing import final
 from turnrl import RecipeError, Trajectory, TurnReward
 
 
-def lost(reward: TurnReward, name: str, value: float) -> float:
+def check_cost(reward: TurnReward, name: str, value: float) -> float:
     """Return the amount of a cost. Raises a RecipeError if it is negative, since it would pay."""
     if not value >= 0:
         raise RecipeError(
@@ -39,7 +39,7 @@ class SearchCost(TurnReward):
     is_cost = True
 
     def __init__(self, weight: float = 0.1) -> None:
-        self.weight = lost(self, "weight", weight)
+        self.weight = check_cost(self, "weight", weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         calls = [len(taken.reading.calls) for taken in trajectory.turns[: turn + 1]]
@@ -64,7 +64,7 @@ class Repetition(TurnReward):
     is_cost = True
 
     def __init__(self, weight: float = 0.2) -> None:
-        self.weight = lost(self, "weight", weight)
+        self.weight = check_cost(self, "weight", weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         before = set(_signatures(trajectory, 0, turn))
@@ -80,17 +80,17 @@ def _signatures(trajectory: Trajectory, first: int, end: int) -> Iterator[str]:
     for turn in trajectory.turns[first:end]:
         for call in turn.reading.calls:
             if call.error is None:
-                parts = [call.name, _normal(dict(call.arguments))]
+                parts = [call.name, _normalise(dict(call.arguments))]
                 yield json.dumps(parts, sort_keys=True, default=repr)
 
 
-def _normal(value: object) -> object:
+def _normalise(value: object) -> object:
     if isinstance(value, str):
         return _words(value)
     if isinstance(value, dict):
-        return {str(name): _normal(part) for name, part in value.items()}
+        return {str(name): _normalise(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_normal(part) for part in value]
+        return [_normalise(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -59,7 +59,7 @@ class _Helper:
         """
         with self._lock:
             for _ in range(2):
-                process = self._started()
+                process = self._start()
                 assert process.stdin is not None
                 assert process.stdout is not None
                 with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ class _Helper:
             f"'{sys.executable} -m turnrl_rewards.expressions </dev/null' to see why."
         )
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid():
             command = [sys.executable, "-m", "turnrl_rewards.expressions"]
             pipe, nothing = subprocess.PIPE, subprocess.DEVNULL

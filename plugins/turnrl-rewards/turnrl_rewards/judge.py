@@ -13,8 +13,8 @@ from typing import final
 
 from turnrl import OutcomeReward, Trajectory
 from turnrl.engines import SampledPolicy
-from turnrl.rewards.answers import says_nothing
-from turnrl_rewards.progress import Difference, StateScore, informed
+from turnrl.rewards.answers import is_empty_answer
+from turnrl_rewards.progress import Difference, StateScore, informed_turns
 from turnrl_rewards.server import JudgeServer
 from turnrl_rewards.verdicts import Case, Verdicts
 
@@ -56,11 +56,11 @@ class LLMJudge(OutcomeReward):
         self._verdicts.ask(map(self._case, trajectories))
 
     def score(self, trajectory: Trajectory) -> float:
-        return self.weight * self._verdicts.of(self._case(trajectory))
+        return self.weight * self._verdicts.get(self._case(trajectory))
 
     def _case(self, trajectory: Trajectory) -> Case | None:
         answer = trajectory.answer
-        if answer is None or says_nothing(answer, trajectory.question):
+        if answer is None or is_empty_answer(answer, trajectory.question):
             return None
         return {**_question_texts(trajectory), "answer": answer}
 
@@ -89,10 +89,10 @@ class JudgedState(StateScore):
         )
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
-        return self._verdicts.of(self._case(trajectory, turns))
+        return self._verdicts.get(self._case(trajectory, turns))
 
     def _case(self, trajectory: Trajectory, turns: int) -> Case | None:
-        turns_read = informed(trajectory, turns)
+        turns_read = informed_turns(trajectory, turns)
         if not turns_read:
             return None
         turns_shown = enumerate(trajectory.turns[:turns_read], 1)

@@ -73,7 +73,7 @@ def read_number(text: str) -> Fraction | None:
     return values.pop() if len(values) == 1 else None
 
 
-def numbers_in(text: str) -> Iterator[Fraction]:
+def find_numbers(text: str) -> Iterator[Fraction]:
     """All numbers of a text, whatever stands around them."""
     text = _simplify(text)
     for match in _NUMBER.finditer(text):

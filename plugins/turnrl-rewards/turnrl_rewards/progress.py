@@ -86,7 +86,7 @@ class Progress(Difference):
 class AnswerSeen(StateScore):
     """1 if a successful result so far contains an accepted answer that the policy had not written
     into a call before (`turnrl.finds_answer`), else 0. Always 0 if finding the answer means nothing
-    (`turnrl.rewards.answers.can_be_found`), for example because the answer is yes or no, or occurs
+    (`turnrl.rewards.answers.is_searchable`), for example because the answer is yes or no, or occurs
     in the question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
@@ -147,7 +147,7 @@ def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
     return {i for result in results if result.ok for i in result.passage_ids or ()}
 
 
-def informed(trajectory: Trajectory, turns: int) -> int:
+def informed_turns(trajectory: Trajectory, turns: int) -> int:
     """The number of turns up to the last of the first `turns` turns that has a successful result
     that the policy read; 0 if none has.
 

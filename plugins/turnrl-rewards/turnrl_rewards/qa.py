@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import final
 
 from turnrl import OutcomeReward, Trajectory, TurnReward, exact_match, finds_answer
-from turnrl.plugin.text import contained_answer, normalize_answer
-from turnrl.rewards.answers import says_nothing
+from turnrl.plugin.text import find_contained_answer, normalize_answer
+from turnrl.rewards.answers import is_empty_answer
 from turnrl.types import Phrase
 
 
@@ -43,8 +43,8 @@ class AnswerRetrieved(TurnReward):
 
     It pays in every turn that finds one, so it needs a price where there are more than two turns. 0
     if the policy had written the answer into a call, whose words a tool may repeat. Also 0 if
-    finding the answer means nothing (`turnrl.rewards.answers.can_be_found`), for example because it
-    is yes or no, or occurs in the question.
+    finding the answer means nothing (`turnrl.rewards.answers.is_searchable`), for example because
+    it is yes or no, or occurs in the question.
 
     Args:
         weight: Reward of a turn that found an accepted answer.
@@ -79,7 +79,7 @@ class AnswerPresent(OutcomeReward):
         given, question = trajectory.answer or "", trajectory.question
         if not isinstance(question.rule, Phrase):
             return self.weight if exact_match(given, question) else 0.0
-        accepted = contained_answer(given, question.answers)
+        accepted = find_contained_answer(given, question.answers)
         if accepted is None:
             return 0.0
         return self.weight * len(accepted.split()) / len(normalize_answer(given).split())
@@ -118,7 +118,7 @@ class WellFormed(OutcomeReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory) -> float:
-        if says_nothing(trajectory.answer, trajectory.question):
+        if is_empty_answer(trajectory.answer, trajectory.question):
             return 0.0
         good = sum(turn.reading.format_error is None for turn in trajectory.turns)
         return self.weight * good / len(trajectory.turns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from turnrl.plugin.errors import at_least
+from turnrl.plugin.errors import check_at_least
 from turnrl_openai import ChatServer
 
 
@@ -24,7 +24,7 @@ class JudgeServer(ChatServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, "", self, "max_tokens", whole=True)
+        check_at_least(1, "", self, "max_tokens", whole=True)
 
     def body(self, prompt: str) -> dict[str, object]:
         """The body of a request, without the key."""

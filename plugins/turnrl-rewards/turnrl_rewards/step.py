@@ -6,7 +6,7 @@ from numbers import Real
 from typing import final
 
 from turnrl import Trajectory, TurnReward
-from turnrl.plugin.errors import instance_of
+from turnrl.plugin.errors import check_instance
 
 
 @final
@@ -23,7 +23,7 @@ class StepReward(TurnReward):
     """
 
     def __init__(self, weight: float = 1.0) -> None:
-        instance_of(Real, "StepReward.weight", weight)
+        check_instance(Real, "StepReward.weight", weight)
         self.weight = weight
 
     def score(self, trajectory: Trajectory, turn: int) -> float:

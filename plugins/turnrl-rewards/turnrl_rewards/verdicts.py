@@ -89,7 +89,7 @@ class Verdicts:
         Raises:
             RewardError: If the server stays away, refuses, or gives no verdict.
         """
-        filled = (self._filled(case) for case in cases if case is not None)
+        filled = (self._fill_prompt(case) for case in cases if case is not None)
         prompts = {self._key(prompt): prompt for prompt in filled}
         wanted = {key: p for key, p in prompts.items() if key not in self._scores}
         if not wanted:
@@ -111,7 +111,7 @@ class Verdicts:
             if self._cache is not None:
                 self._cache.close()
 
-    def of(self, case: Case | None) -> float:
+    def get(self, case: Case | None) -> float:
         """The verdict on a case; 0 where there is nothing to judge.
 
         Raises:
@@ -119,18 +119,18 @@ class Verdicts:
         """
         if case is None:
             return 0.0
-        if (score := self._scores.get(self._key(self._filled(case)))) is None:
+        if (score := self._scores.get(self._key(self._fill_prompt(case)))) is None:
             raise RecipeError(
                 "the judge is asked in `prepare`, which has not seen this trajectory. Score with "
                 "turnrl.score_group(trajectories, rewards), or prepare first."
             )
         return score
 
-    def _filled(self, case: Case) -> str:
+    def _fill_prompt(self, case: Case) -> str:
         # in one pass, so that a place inside a filled-in text stays as it is
-        return _PLACE.sub(lambda place: self._inert(case[place[1]]), self._prompt)
+        return _PLACE.sub(lambda place: self._neutralize(case[place[1]]), self._prompt)
 
-    def _inert(self, text: str) -> str:
+    def _neutralize(self, text: str) -> str:
         text = text.encode(errors="replace").decode()  # half a surrogate pair cannot be sent
         if len(text) > _MOST_CHARACTERS:
             half = _MOST_CHARACTERS // 2

@@ -1,4 +1,4 @@
-"""Turn schemes: they define a turn, read it, and continue the conversation.
+"""Segmenters: they define a turn, read it, and continue the conversation.
 
 scheme      the system message and the last turn, which all schemes share
 two_turn    `TwoTurn`: the paper's agent, one tool call and then the answer
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_segmenters.action import Action as Action
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from turnrl_segmenters.search_r1 import SearchR1 as SearchR1
     from turnrl_segmenters.two_turn import TwoTurn as TwoTurn
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from turnrl import Message, Question, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
-from turnrl.plugin.errors import is_finite, one_of
-from turnrl_segmenters.scheme import THOUGHT, Scheme, opened_thought
+from turnrl.plugin.errors import check_one_of, is_finite
+from turnrl_segmenters.prompted import THOUGHT, PromptedSegmenter, expected_thought
 
 _TAG = re.compile(r"</?action>")
 _END = {
@@ -26,7 +26,7 @@ _END = {
 
 
 @final
-class Action(Scheme):
+class Action(PromptedSegmenter):
     """Turns that are actions in an environment. The action becomes a call of the environment's
     tool.
 
@@ -52,9 +52,9 @@ class Action(Scheme):
         think: Literal["free", "opened"] = "free",
     ) -> None:
         self.max_turns, self.form, self.think = max_turns, form, think
-        one_of(_END, "Action.", self, "form")
-        one_of(("free", "opened"), "Action.", self, "think")
-        self.opened_thought = opened_thought(think)
+        check_one_of(_END, "Action.", self, "form")
+        check_one_of(("free", "opened"), "Action.", self, "think")
+        self.opened_thought = expected_thought(think)
         self._tool = tool
         self.tool, self.argument, self.instructions = tool or "step", argument, instructions
         self.stop = ("</action>",) if form == "tag" else ()

@@ -18,9 +18,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from turnrl import Message, Reading, ToolCall, ToolResult, ToolSpec, read_call
-from turnrl.plugin.errors import one_of
+from turnrl.plugin.errors import check_one_of
 from turnrl.plugin.text import is_blank
-from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, call_text, opened_thought
+from turnrl_segmenters.prompted import (
+    MUST_ANSWER,
+    THOUGHT,
+    PromptedSegmenter,
+    expected_thought,
+    format_call,
+)
 
 _KEYS = ("arguments",)
 _INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
@@ -60,7 +66,7 @@ class _Block(NamedTuple):
 
 @final
 @dataclass(eq=False, repr=False)
-class ReAct(Scheme):
+class ReAct(PromptedSegmenter):
     """A thought, then tool calls or the answer, for models that call tools as Qwen and Hermes do.
     The chat template describes the tools.
 
@@ -85,9 +91,9 @@ class ReAct(Scheme):
     instructions: str | None = None
 
     def __post_init__(self) -> None:
-        one_of(_ANSWER, "ReAct.", self, "answer")
-        one_of(_THINK, "ReAct.", self, "think")
-        self.opened_thought = opened_thought(self.think)
+        check_one_of(_ANSWER, "ReAct.", self, "answer")
+        check_one_of(_THINK, "ReAct.", self, "think")
+        self.opened_thought = expected_thought(self.think)
         self._forms = ("think", "tool_call", "tool_response", *["answer"][: self.answer == "tag"])
         # a page must not open the template's list of tools either
         self.tags = (*self._forms, "tools")
@@ -131,7 +137,7 @@ class ReAct(Scheme):
             place = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}", "plain": "{}"}
             act = place[self.answer].format(reading.answer)
         else:
-            calls = (call_text(call, "arguments") for call in reading.calls)
+            calls = (format_call(call, "arguments") for call in reading.calls)
             act = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
         if self.think == "optional" and not thought:
             return act

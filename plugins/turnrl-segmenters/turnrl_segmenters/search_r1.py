@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
-from turnrl.plugin.errors import one_of
+from turnrl.plugin.errors import check_one_of
 from turnrl.plugin.text import is_blank
-from turnrl_segmenters.scheme import MUST_ANSWER, Scheme, opened_thought
+from turnrl_segmenters.prompted import MUST_ANSWER, PromptedSegmenter, expected_thought
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
 
@@ -36,7 +36,7 @@ _THINK = {"required": "inside <think> tags", "opened": "and close it with </thin
 
 @final
 @dataclass(eq=False, repr=False)
-class SearchR1(Scheme):
+class SearchR1(PromptedSegmenter):
     """A thought, then a search in plain words, until an answer takes its place; Search-R1's tags.
 
     Args:
@@ -58,8 +58,8 @@ class SearchR1(Scheme):
     think: Literal["required", "opened"] = "required"
 
     def __post_init__(self) -> None:
-        one_of(_THINK, "SearchR1.", self, "think")
-        self.opened_thought = opened_thought(self.think)
+        check_one_of(_THINK, "SearchR1.", self, "think")
+        self.opened_thought = expected_thought(self.think)
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
         called = {tool.name: tool for tool in tools}.get(self.tool)
@@ -100,7 +100,7 @@ class SearchR1(Scheme):
         if close is None or f"<{tags[close][2]}>" not in written[:close]:
             opened = next((tag for tag in ("<search>", "<answer>") if tag in written), None)
             wrong = f"{opened[1:-1]} is not closed" if opened else "no search or answer"
-            return Reading(format_error=_forged(written) or wrong)
+            return Reading(format_error=_find_forgery(written) or wrong)
         kind, opening = tags[close][2], tags[close - 1]
         body = text[opening.end() : tags[close].start()].strip()
         fault = f"the {kind} is empty" if is_blank(body) else None
@@ -108,7 +108,7 @@ class SearchR1(Scheme):
             fault = "half a surrogate pair is not text"
         if opening.group() != f"<{kind}>":
             fault = f"tags inside {kind}"
-        error = _forged(written) or fault or _form_error(text, tags[: close + 1])
+        error = _find_forgery(written) or fault or _form_error(text, tags[: close + 1])
         if kind == "answer":
             return Reading(answer=None if fault else body, format_error=error)
         if self.is_last(turn):
@@ -128,7 +128,7 @@ class SearchR1(Scheme):
         return [{"role": "user", "content": "\n".join(lines)}]
 
 
-def _forged(written: Sequence[str]) -> str | None:
+def _find_forgery(written: Sequence[str]) -> str | None:
     forged = "<information>" in written or "</information>" in written
     return "information is not yours to write" if forged else None
 

@@ -18,7 +18,7 @@ from typing import final
 
 from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, read_call
 from turnrl.plugin.text import is_blank
-from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, call_text
+from turnrl_segmenters.prompted import MUST_ANSWER, THOUGHT, PromptedSegmenter, format_call
 
 _logger = logging.getLogger(__name__)
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
@@ -29,7 +29,7 @@ _INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text(encoding=
 
 
 @final
-class TwoTurn(Scheme):
+class TwoTurn(PromptedSegmenter):
     """One tool call, then the answer, in the paper's tags.
 
     Args:
@@ -94,7 +94,7 @@ class TwoTurn(Scheme):
             )
         else:
             (call,) = reading.calls
-            act = f"<tool>{call_text(call, 'args')}</tool>"
+            act = f"<tool>{format_call(call, 'args')}</tool>"
         return f"<reasoning>{thought or THOUGHT}</reasoning>{act}"
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
-    from turnrl_servers.connection import Refused as Refused
+    from turnrl_servers.connection import RequestRefused as RequestRefused
     from turnrl_servers.engine import ServerEngine as ServerEngine
     from turnrl_servers.files import has_adapter as has_adapter
     from turnrl_servers.files import write as write
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from turnrl_servers.server import RELOAD_S as RELOAD_S
     from turnrl_servers.server import Answer as Answer
     from turnrl_servers.server import Fields as Fields
-    from turnrl_servers.server import Sampled as Sampled
-    from turnrl_servers.server import Served as Served
     from turnrl_servers.server import Server as Server
+    from turnrl_servers.server import ServerInfo as ServerInfo
+    from turnrl_servers.server import ServerSample as ServerSample
     from turnrl_servers.settings import ServerSettings as ServerSettings
-    from turnrl_servers.supply import Running as Running
-    from turnrl_servers.supply import Supply as Supply
+    from turnrl_servers.supply import GivenServers as GivenServers
+    from turnrl_servers.supply import ServerSource as ServerSource
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)

@@ -9,14 +9,14 @@ from typing import Any, final
 
 import httpx2
 
-from turnrl.plugin.patience import Unavailable, complaint, raise_if_away, short_reason
+from turnrl.plugin.patience import Unavailable, error_message, raise_if_unavailable, short_reason
 
 SHORT_S = 60.0
 """Time limit of a request that samples nothing, in seconds."""
 _HEALTH_S = 5.0
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server answered that it will not do what was asked.
 
     Args:
@@ -74,7 +74,7 @@ class Connection:
         """True if it answers now."""
         try:
             await self.ask("GET", "/health", within_s=_HEALTH_S)
-        except (Unavailable, Refused):
+        except (Unavailable, RequestRefused):
             return False
         return True
 
@@ -101,12 +101,12 @@ class Connection:
                 return response.json() if response.content else None
             except (ValueError, RecursionError):
                 if response.text.lstrip().startswith("<"):  # a page: another kind of server
-                    raise Refused(status, "an answer that is no JSON") from None
+                    raise RequestRefused(status, "an answer that is no JSON") from None
                 return response.text  # a sentence: what was asked is done
-        problem = self._clean(complaint(response))
+        problem = self._clean(error_message(response))
         if self._refusals is None or not self._refusals.search(problem):
-            raise_if_away(status, f"status {status}: {problem}", response.headers)
-        raise Refused(status, problem)
+            raise_if_unavailable(status, f"status {status}: {problem}", response.headers)
+        raise RequestRefused(status, problem)
 
     def _clean(self, text: object) -> str:
         """A text in one short line, without the key."""

@@ -16,18 +16,18 @@ import torch
 
 from turnrl import Sampling
 from turnrl.agent.running import on_loop
-from turnrl.engines import Beside, Completion, Engine, SampledPolicy, Session, Surroundings
+from turnrl.engines import Completion, Engine, RunContext, SampledPolicy, ServerMemory, Session
 from turnrl.plugin.errors import EngineError, TrajectoryLost
 from turnrl.plugin.patience import Unavailable
-from turnrl.plugin.text import counted, say
-from turnrl_servers.connection import Refused
+from turnrl.plugin.text import format_count, say
+from turnrl_servers.connection import RequestRefused
 from turnrl_servers.files import has_adapter
 from turnrl_servers.folders import WeightsFolder, check_together
 from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
 from turnrl_servers.settings import ServerSettings
-from turnrl_servers.supply import Supply
-from turnrl_servers.trial import examine
+from turnrl_servers.supply import ServerSource
+from turnrl_servers.trial import examine_server
 from turnrl_servers.weights import Adapters, Published, Weights, WholeModel
 
 
@@ -92,12 +92,12 @@ class ServerEngine(Engine):
     copies_weights = True
     approximates = True
 
-    def __init__(self, settings: ServerSettings, kind: type[Server], supply: Supply) -> None:
+    def __init__(self, settings: ServerSettings, kind: type[Server], supply: ServerSource) -> None:
         self.settings, self.kind, self.supply = settings, kind, supply
         self.keeps = settings.keeps
         self.pool: Pool | None = None
         self.weights: Weights | None = None
-        self._where = Surroundings()
+        self._where = RunContext()
         self._in_force: dict[str, str] = {}
         self._folder: WeightsFolder | None = None
 
@@ -107,32 +107,34 @@ class ServerEngine(Engine):
         return type(self.settings).__name__
 
     @property
-    def in_force(self) -> Mapping[str, str]:
-        """See `Engine.in_force`."""
+    def active_choices(self) -> Mapping[str, str]:
+        """See `Engine.active_choices`."""
         return self._in_force
 
     def check(
-        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+        self, policy: SampledPolicy, max_tokens: int, where: RunContext = RunContext()
     ) -> None:
         """See `Engine.check`. It refuses servers that are away, are of another kind or have a
         shorter window, and settings that several processes cannot share."""
         self._where = where
         if where.processes > 1:
             check_together(policy, where, self.supply.starts_servers, self.settings.folder)
-        if servers := self.supply.ready(policy):
+        if servers := self.supply.running_servers(policy):
             self._in_force = {"sampler": self._examine(servers, max_tokens)}
         self._folder = WeightsFolder(self.settings.folder, where)
 
     def _examine(self, servers: Sequence[Server], max_tokens: int) -> str:
-        """Examine servers. Returns their versions and their number, for `in_force`."""
+        """Examine servers. Returns their versions and their number, for `active_choices`."""
         base, variable = self.supply.base, self.settings.api_key_env
-        versions = {on_loop(examine(server, max_tokens, base, variable)) for server in servers}
-        number = counted(len(servers), "server")
+        versions = {
+            on_loop(examine_server(server, max_tokens, base, variable)) for server in servers
+        }
+        number = format_count(len(servers), "server")
         return f"{self.kind.software} {', '.join(sorted(versions))}, {number}"
 
-    def beside(self, total: int) -> Beside | None:
-        """See `Engine.beside`."""
-        return self.supply.beside(total)
+    def server_memory(self, total: int) -> ServerMemory | None:
+        """See `Engine.server_memory`."""
+        return self.supply.server_memory(total)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`."""
@@ -209,7 +211,7 @@ class ServerEngine(Engine):
         except Unavailable as fault:
             await weights.lose(server, fault)
             raise TrajectoryLost(f"{server.name} did not answer a turn ({fault}).") from fault
-        except Refused as error:
+        except RequestRefused as error:
             raise EngineError(
                 f"{server.software} refused a turn of {len(ids)} tokens and {sampling.max_tokens} "
                 f"more ({error}). If it is too long, start it with a larger "
@@ -221,9 +223,9 @@ class ServerEngine(Engine):
         if self.pool is not None:
             await self.pool.close()
 
-    def rest(self) -> None:
-        """See `Engine.rest`. Servers must still have the weights, and one that the run has started
-        may fall asleep."""
+    def release_memory(self) -> None:
+        """See `Engine.release_memory`. Servers must still have the weights, and one that the run
+        has started may fall asleep."""
         if self.pool is None or self.weights is None:
             return
         on_loop(self.weights.verify())

@@ -22,9 +22,9 @@ _PUBLISHED = "published"
 """A file beside weights that the servers have, for other processes of the run."""
 
 
-def is_divided(policy: SampledPolicy) -> TypeGuard[LanguageModel]:
+def is_sharded(policy: SampledPolicy) -> TypeGuard[LanguageModel]:
     """True if several processes share a policy, so that all of them publish it together."""
-    return isinstance(policy, LanguageModel) and policy.divided
+    return isinstance(policy, LanguageModel) and policy.is_sharded
 
 
 def has_adapter(policy: SampledPolicy) -> TypeGuard[LanguageModel]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import final
 
 from turnrl import RecipeError
-from turnrl.engines import SampledPolicy, Surroundings
+from turnrl.engines import RunContext, SampledPolicy
 from turnrl_servers.files import has_adapter
 
 
 def check_together(
-    policy: SampledPolicy, where: Surroundings, starts: bool, folder: str | None
+    policy: SampledPolicy, where: RunContext, starts: bool, folder: str | None
 ) -> None:
     """Refuse settings with which several processes cannot share servers.
 
@@ -62,7 +62,7 @@ class WeightsFolder:
         follows: True if another process publishes the weights.
     """
 
-    def __init__(self, folder: str | None, where: Surroundings) -> None:
+    def __init__(self, folder: str | None, where: RunContext) -> None:
         import torch.distributed as processes
 
         together = processes.is_initialized() and processes.get_world_size() > 1

@@ -10,8 +10,8 @@ from typing import final
 
 from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Patience, Unavailable
-from turnrl.plugin.text import say, visible
-from turnrl_servers.connection import Refused
+from turnrl.plugin.text import make_visible, say
+from turnrl_servers.connection import RequestRefused
 from turnrl_servers.server import Server
 
 Give = Callable[[Server], Awaitable[None]]
@@ -87,7 +87,7 @@ class Pool:
         except Unavailable as fault:
             self._note_loss(server, fault)
 
-    async def lose(self, server: Server, fault: Unavailable, give: Give) -> None:
+    async def mark_lost(self, server: Server, fault: Unavailable, give: Give) -> None:
         """Note that a server did not answer. If no other one is left, wait for one, and give it the
         weights.
 
@@ -102,7 +102,7 @@ class Pool:
     def _note_loss(self, server: Server, fault: Unavailable) -> None:
         if server.lost is None and len(self.servers) > 1:
             news = f"{server.name} does not answer ({fault}); its attempts begin again on another"
-            say(f"turnrl: {visible(news)}", sys.stderr)
+            say(f"turnrl: {make_visible(news)}", sys.stderr)
         server.lost = fault
 
     async def sleep(self) -> None:
@@ -116,7 +116,7 @@ class Pool:
             try:
                 with contextlib.suppress(Unavailable):  # one that died holds no memory
                     await server.sleep()
-            except Refused as error:
+            except RequestRefused as error:
                 raise EngineError(
                     f"{server.name} does not give its memory back ({error}). Set "
                     "model.engine.sleeps to false, and leave it a part of the GPU's memory."
@@ -131,7 +131,7 @@ class Pool:
         for server in self.servers if self.asleep else ():
             try:
                 await server.wake()
-            except (Refused, Unavailable) as error:
+            except (RequestRefused, Unavailable) as error:
                 self._check_alive()
                 raise EngineError(
                     f"{server.name} does not get its memory back ({error}). Lower "

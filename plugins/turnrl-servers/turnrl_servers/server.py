@@ -14,7 +14,7 @@ from turnrl import Sampling
 from turnrl.engines import Completion
 from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
-from turnrl_servers.connection import Connection, Refused
+from turnrl_servers.connection import Connection, RequestRefused
 
 Fields = dict[str, object]
 """Fields of a request's JSON."""
@@ -25,7 +25,7 @@ RELOAD_S = 600.0
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerInfo:
     """What a server serves.
 
     Args:
@@ -37,7 +37,7 @@ class Served:
     windows: dict[str, int | None]
 
 
-class Sampled(NamedTuple):
+class ServerSample(NamedTuple):
     """Tokens that a server sampled.
 
     Args:
@@ -55,7 +55,7 @@ class Sampled(NamedTuple):
 
 class Server(ABC):
     """One server. A class for each kind of server has the requests of its HTTP API, which raise
-    `Unavailable` if it does not answer, and `Refused` if it refuses.
+    `Unavailable` if it does not answer, and `RequestRefused` if it refuses.
 
     Args:
         url: Its address, without `/v1`.
@@ -104,7 +104,7 @@ class Server(ABC):
         return f"{self.software} at {self}"
 
     @abstractmethod
-    async def describe(self) -> Served:
+    async def describe(self) -> ServerInfo:
         """Ask it for its version and its bases. LookupError and TypeError mean that it is no server
         of this kind."""
 
@@ -157,9 +157,9 @@ class Server(ABC):
         """
         return [(turn.tokens[0], turn.logprobs[0]) for turn in self._sampled(answer)]
 
-    def _sampled(self, answer: Answer) -> Sequence[Sampled]:
+    def _sampled(self, answer: Answer) -> Sequence[ServerSample]:
         try:
-            sampled = self.sampled(answer)
+            sampled = self.parse_sampled(answer)
         except (LookupError, TypeError, ValueError):
             sampled = []
         for turn in sampled:
@@ -178,7 +178,7 @@ class Server(ABC):
         )
 
     @abstractmethod
-    def sampled(self, answer: Answer) -> Sequence[Sampled]:
+    def parse_sampled(self, answer: Answer) -> Sequence[ServerSample]:
         """What was sampled after each history of a request. LookupError, TypeError and ValueError
         mean that the answer has another form."""
 
@@ -198,7 +198,7 @@ class Server(ABC):
         body = {"lora_name": name, "lora_path": str(folder)}
         try:
             await self.connection.ask("POST", f"{self.adapters_path}/load_lora_adapter", body)
-        except Refused as error:
+        except RequestRefused as error:
             if not re.search("already (been )?loaded", error.problem):
                 raise
 
@@ -208,7 +208,7 @@ class Server(ABC):
         await self.connection.ask("POST", path, {"lora_name": name}, within_s=5)
 
     @abstractmethod
-    def lacks_adapter(self, error: Refused) -> bool:
+    def lacks_adapter(self, error: RequestRefused) -> bool:
         """True if it refused a turn because it does not have the adapter."""
 
     @abstractmethod

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from turnrl import RecipeError
 from turnrl.engines import EngineSettings
-from turnrl.plugin.errors import at_least, check_address
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.errors import check_address, check_at_least
+from turnrl.plugin.hooks import load_classes
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class ServerSettings(EngineSettings):
             raise RecipeError(
                 f"model.engine.url is {self.url!r}; give an address, or several different ones"
             )
-        at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
+        check_at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
         least = ("patience_s", "timeout_s", "max_logprob_gap")
-        at_least(0, "model.engine.", self, *least, optional=False)
+        check_at_least(0, "model.engine.", self, *least, optional=False)
 
     @property
     def urls(self) -> list[str]:
@@ -63,5 +63,5 @@ class ServerSettings(EngineSettings):
     def for_rehearsal(self) -> EngineSettings:
         """See `EngineSettings.for_rehearsal`. Given servers have the run's base, so the default
         engine samples in their place."""
-        default: EngineSettings = installed("turnrl_engines")["Slots"]()
+        default: EngineSettings = load_classes("turnrl_engines")["Slots"]()
         return default.for_rehearsal()

@@ -1,4 +1,4 @@
-"""`Supply`: where an engine's servers come from."""
+"""`ServerSource`: where an engine's servers come from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from turnrl.engines import Beside, SampledPolicy
+from turnrl.engines import SampledPolicy, ServerMemory
 from turnrl_servers.server import Server
 from turnrl_servers.settings import ServerSettings
 
 
-class Supply(ABC):
+class ServerSource(ABC):
     """The servers of an engine, which run already or are started for it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Supply(ABC):
         """True if the servers give back a GPU's memory while the policy learns."""
         return False
 
-    def ready(self, policy: SampledPolicy) -> list[Server]:
+    def running_servers(self, policy: SampledPolicy) -> list[Server]:
         """The servers that run before the policy's weights load.
 
         Raises:
@@ -37,8 +37,8 @@ class Supply(ABC):
         """
         return []
 
-    def beside(self, total: int) -> Beside | None:
-        """Memory of the learner's GPU that servers of the run take; see `Engine.beside`."""
+    def server_memory(self, total: int) -> ServerMemory | None:
+        """Memory of the learner's GPU that servers of the run take; see `Engine.server_memory`."""
         return None
 
     @abstractmethod
@@ -69,21 +69,21 @@ class Supply(ABC):
 
 @final
 @dataclass(frozen=True)
-class Running(Supply):
+class GivenServers(ServerSource):
     """Servers that run already.
 
     Args:
         kind: Their kind.
         settings: Their addresses, their key, and how long to wait for them.
-        base: See `Supply`.
+        base: See `ServerSource`.
     """
 
     kind: type[Server]
     settings: ServerSettings
     base: str | None = None
 
-    def ready(self, policy: SampledPolicy) -> list[Server]:
-        """See `Supply.ready`."""
+    def running_servers(self, policy: SampledPolicy) -> list[Server]:
+        """See `ServerSource.running_servers`."""
         settings = self.settings
         key = os.environ.get(settings.api_key_env or "", "").strip()
         return [self.kind(url, key, settings.timeout_s) for url in settings.urls]
@@ -91,5 +91,5 @@ class Running(Supply):
     def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
     ) -> list[Server]:
-        """See `Supply.start`."""
-        return self.ready(policy)
+        """See `ServerSource.start`."""
+        return self.running_servers(policy)

@@ -9,8 +9,8 @@ from turnrl import RecipeError
 from turnrl.engines import SampledPolicy
 from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
-from turnrl_servers.connection import Refused
-from turnrl_servers.server import Fields, Served, Server
+from turnrl_servers.connection import RequestRefused
+from turnrl_servers.server import Fields, Server, ServerInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ _TEMPERATURE = 0.6
 """Temperature of the trial. At 1, log-probabilities that ignore the temperature would pass."""
 
 
-async def examine(
+async def examine_server(
     server: Server, max_tokens: int, base: str | None, variable: str | None = None
 ) -> str:
     """Check that a server can sample, as far as possible without the policy's weights.
@@ -63,11 +63,11 @@ async def examine(
         await server.connection.close()
 
 
-async def _describe(server: Server, variable: str | None) -> Served:
+async def _describe(server: Server, variable: str | None) -> ServerInfo:
     try:
         return await server.describe()
-    except (Refused, LookupError, TypeError) as error:
-        if isinstance(error, Refused) and error.status in (401, 403):
+    except (RequestRefused, LookupError, TypeError) as error:
+        if isinstance(error, RequestRefused) and error.status in (401, 403):
             raise RecipeError(
                 f"{server.name} wants another key ({error}). Put its key into the environment "
                 f"variable that model.engine.api_key_env names ({variable})."
@@ -106,14 +106,14 @@ class Reference:
         return sum(gaps) / len(gaps)
 
 
-def reference(policy: SampledPolicy) -> Reference:
+def compute_reference(policy: SampledPolicy) -> Reference:
     """The policy's logits with its present weights."""
     ids = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_TRIAL_TOKENS]
     prompts = [ids[: n + 1] for n in range(len(ids))]
     return Reference(prompts, policy.next_logits(ids))
 
 
-def prove(server: Server, reference: Reference, answer: object, max_gap: float) -> float:
+def prove_agreement(server: Server, reference: Reference, answer: object, max_gap: float) -> float:
     """Compare a server's log-probabilities with the learner's.
 
     Args:

@@ -17,11 +17,11 @@ from turnrl.agent.running import on_loop
 from turnrl.engines import SampledPolicy
 from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
-from turnrl_servers.connection import Refused
-from turnrl_servers.files import is_divided, mark_published, wait_until_published, write
+from turnrl_servers.connection import RequestRefused
+from turnrl_servers.files import is_sharded, mark_published, wait_until_published, write
 from turnrl_servers.pool import Pool
 from turnrl_servers.server import Answer, Fields, Server
-from turnrl_servers.trial import Reference, prove, reference
+from turnrl_servers.trial import Reference, compute_reference, prove_agreement
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Weights(ABC):
         pool: The servers.
         folder: A folder that this process writes and the servers read.
         keeps: The number of versions that are kept.
-        max_logprob_gap: See `prove`.
+        max_logprob_gap: See `prove_agreement`.
         follows: True if another process of the run, with the same folder and weights, publishes
             them. This one waits for it.
     """
@@ -82,9 +82,9 @@ class Weights(ABC):
         # the name of the folder is this run's alone, and others may use the same servers
         name = f"{self.folder.name}-{version}-{self._times[version]}"
         self._times[version] += 1
-        new = Published(version, name, self.folder / name, reference(self.policy))
+        new = Published(version, name, self.folder / name, compute_reference(self.policy))
         with self._changed():
-            state = self.policy.network_state() if is_divided(self.policy) else None
+            state = self.policy.network_state() if is_sharded(self.policy) else None
             if self._follows:
                 wait_until_published(new.folder)
             else:
@@ -105,8 +105,8 @@ class Weights(ABC):
             self.kept.append(new)
 
     async def lose(self, server: Server, fault: Unavailable) -> None:
-        """See `Pool.lose`."""
-        await self.pool.lose(server, fault, lambda server: self._give(server, self.kept))
+        """See `Pool.mark_lost`."""
+        await self.pool.mark_lost(server, fault, lambda server: self._give(server, self.kept))
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
@@ -128,7 +128,7 @@ class Weights(ABC):
         """
         try:
             await self._load(server, versions, is_new)
-        except Refused as error:
+        except RequestRefused as error:
             raise EngineError(
                 f"{server.name} does not take weights ({error}). {server.weights_hint} It also has "
                 f"to see the folder {str(self.folder)!r}: model.engine.folder sets another one."
@@ -136,7 +136,7 @@ class Weights(ABC):
 
     @abstractmethod
     async def _load(self, server: Server, versions: Sequence[Published], is_new: bool) -> None:
-        """Like `_give`, but it raises `Refused` if the server refuses."""
+        """Like `_give`, but it raises `RequestRefused` if the server refuses."""
 
     @abstractmethod
     async def sample(self, server: Server, began: Published, request: Fields) -> tuple[Answer, int]:
@@ -180,7 +180,7 @@ class Weights(ABC):
         """
         # it may wait behind turns, so it has the time limit of a turn
         answer = await server.answer(published.reference.request(server) | weights)
-        self.gap = prove(server, published.reference, answer, self._max_logprob_gap)
+        self.gap = prove_agreement(server, published.reference, answer, self._max_logprob_gap)
 
 
 @final
@@ -196,7 +196,7 @@ class Adapters(Weights):
     async def sample(self, server: Server, began: Published, request: Fields) -> tuple[Answer, int]:
         try:
             return await server.answer(request | server.with_adapter(began.name)), began.version
-        except Refused as error:
+        except RequestRefused as error:
             if server.lacks_adapter(error):
                 raise Unavailable("it was started again, and has no adapters") from error
             raise
@@ -205,7 +205,7 @@ class Adapters(Weights):
         async def drop() -> None:
             for server in self.pool.servers:
                 for old in versions if server.lost is None else ():
-                    with contextlib.suppress(Unavailable, Refused):
+                    with contextlib.suppress(Unavailable, RequestRefused):
                         await server.drop_adapter(old.name)
 
         on_loop(drop())
@@ -267,7 +267,7 @@ class WholeModel(Weights):
 
         try:
             on_loop(pause())
-            if is_divided(self.policy):
+            if is_sharded(self.policy):
                 import torch
 
                 torch.distributed.barrier()

@@ -12,10 +12,10 @@ from turnrl_servers import (
     RELOAD_S,
     Answer,
     Fields,
-    Refused,
-    Sampled,
-    Served,
+    RequestRefused,
     Server,
+    ServerInfo,
+    ServerSample,
 )
 
 
@@ -35,7 +35,7 @@ class SGLangServer(Server):
         "model.policy.lora.r."
     )
 
-    async def describe(self) -> Served:
+    async def describe(self) -> ServerInfo:
         """See `Server.describe`. The base is named by its path, which changes with its weights,
         so it is called `base` here."""
         settings = await self.connection.ask("GET", "/server_info")
@@ -45,7 +45,7 @@ class SGLangServer(Server):
             raise LookupError(f"it serves {len(windows)} models")
         # it needs some tokens of its window itself, and its cache may be smaller than that
         window = min(windows[0], int(settings["max_req_input_len"]))
-        return Served(str(settings["version"]), {"base": window})
+        return ServerInfo(str(settings["version"]), {"base": window})
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`."""
@@ -63,8 +63,8 @@ class SGLangServer(Server):
         parameters = _plain(1, temperature)
         return {"input_ids": list(prompts), "return_logprob": True, "sampling_params": parameters}
 
-    def sampled(self, answer: Answer) -> list[Sampled]:
-        """See `Server.sampled`."""
+    def parse_sampled(self, answer: Answer) -> list[ServerSample]:
+        """See `Server.parse_sampled`."""
         return [_sampled(turn) for turn in (answer if isinstance(answer, list) else [answer])]
 
     def with_adapter(self, name: str) -> Fields:
@@ -75,7 +75,7 @@ class SGLangServer(Server):
         """See `Server.with_base`."""
         return {"cache_salt": salt}
 
-    def lacks_adapter(self, error: Refused) -> bool:
+    def lacks_adapter(self, error: RequestRefused) -> bool:
         """See `Server.lacks_adapter`."""
         return "never been loaded" in error.problem or "implicitly load" in error.problem
 
@@ -107,7 +107,7 @@ def _plain(max_tokens: int, temperature: float) -> Fields:
     }
 
 
-def _sampled(answer: Answer) -> Sampled:
+def _sampled(answer: Answer) -> ServerSample:
     """What was sampled after one history."""
     meta = answer["meta_info"]
     reason = meta["finish_reason"]
@@ -115,4 +115,4 @@ def _sampled(answer: Answer) -> Sampled:
     pairs = meta.get("output_token_logprobs", ())
     logprobs = tuple(math.nan if logprob is None else logprob for logprob, *_ in pairs)
     ended_by_token = isinstance(reason.get("matched"), int)
-    return Sampled(tuple(answer["output_ids"]), logprobs, str(reason["type"]), ended_by_token)
+    return ServerSample(tuple(answer["output_ids"]), logprobs, str(reason["type"]), ended_by_token)

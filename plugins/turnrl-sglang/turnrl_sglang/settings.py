@@ -39,8 +39,8 @@ class SGLang(ServerSettings):
 
     def build(self) -> ServerEngine:
         """See `EngineSettings.build`."""
-        from turnrl_servers import Running, ServerEngine  # these import torch
+        from turnrl_servers import GivenServers, ServerEngine  # these import torch
         from turnrl_sglang.server import SGLangServer
 
-        supply = Running(SGLangServer, self)
+        supply = GivenServers(SGLangServer, self)
         return ServerEngine(self, SGLangServer, supply)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turnrl_slots.pages import Pool, rectangle
-from turnrl_slots.sizes import PAGE, pages_of
+from turnrl_slots.sizes import PAGE, count_pages
 
 _ROWS = 64
 """The most rows that read a chain in one go."""
@@ -243,7 +243,7 @@ class Pass:
         self.slots = self.pool.tensor((units * PAGE + where % PAGE).ravel())
         if self.rows:
             unshared = lengths + 1 - plan.skipped
-            pages_read = pages_of(int(unshared.max()))
+            pages_read = count_pages(int(unshared.max()))
             self.private = plan.units(plan.private[:, :pages_read])
             self.bias = plan.bias(unshared, pages_read * PAGE)
         self.feeds = [self._feeds(placed) for placed in self._alike(feeds)]
@@ -266,7 +266,7 @@ class Pass:
         begins = np.array([feed.start for _, feed in feeds])
         places = np.array([place for place, _ in feeds])
         longest = int(counts.max())
-        pages = pages_of(int((begins + counts).max()))
+        pages = count_pages(int((begins + counts).max()))
         ids = rectangle([feed.table[:pages] for _, feed in feeds])
         step = np.arange(longest)
         real = step < counts[:, None]

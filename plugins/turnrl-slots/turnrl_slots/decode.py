@@ -2,9 +2,9 @@
 
 A step of a large model is thousands of short kernels, and launching them takes longer than running
 them. A CUDA graph launches all of them at once, but only for the sizes and addresses that it was
-recorded with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to the
-longest history, because the kernel reads pages in place, and not the rest. Padding rows read and
-write a page that belongs to nobody. The inputs of a size are in two buffers, and the device
+recorded with. So rows are padded to the next of a few sizes (`padded_size`), and tables of pages to
+the longest history, because the kernel reads pages in place, and not the rest. Padding rows read
+and write a page that belongs to nobody. The inputs of a size are in two buffers, and the device
 computes all else from them.
 
 A size is computed plainly the first time, which warms it up, and recorded the second time, so a
@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl.plugin.errors import in_short
-from turnrl.policy.device import of_the_device
+from turnrl.plugin.errors import summarize_error
+from turnrl.policy.device import is_device_error
 from turnrl_slots.kernel import KernelPass, Sequences, Tables
 from turnrl_slots.pages import Pool
-from turnrl_slots.sizes import PAGE, pages_of
+from turnrl_slots.sizes import PAGE, count_pages
 from turnrl_slots.transfer import fill
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _GAP = 0.05
 """Largest relative difference of a first replay from the plain step; bfloat16 alone makes 0.01."""
 
 
-def padded(rows: int) -> int:
+def padded_size(rows: int) -> int:
     """The number of rows in a step that samples so many.
 
     Up to 8 rows, sizes are powers of two; up to 256 there are two sizes per doubling (12, 16, 24,
@@ -168,7 +168,7 @@ class Decoder:
 
     def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None, longest: int) -> None:
         self._pool, self._hidden, self.graphs = pool, hidden, graphs
-        self._widest = pages_of(longest)
+        self._widest = count_pages(longest)
         self.steps: dict[tuple[int, int], StepBuffers] = {}
         self._checked = False
 
@@ -188,7 +188,7 @@ class Decoder:
             lengths: (R,), tokens of each row that are in its pages already.
             tokens: The next token of each row.
         """
-        size = padded(len(tokens)), self._width(pages_of(int(lengths.max()) + 1))
+        size = padded_size(len(tokens)), self._width(count_pages(int(lengths.max()) + 1))
         step = self.steps.get(size)
         if step is None:
             step = self.steps[size] = StepBuffers(self._pool, self._hidden, *size)
@@ -221,10 +221,11 @@ class Decoder:
                     raise RuntimeError(f"a replayed step is off by {gap:.2g}")
                 self._checked = True
         except RuntimeError as error:
-            if of_the_device(error):
+            if is_device_error(error):
                 raise
             _logger.warning(
-                f"tokens are sampled without CUDA graphs ({in_short(error)}). Sampling then takes "
+                f"tokens are sampled without CUDA graphs ({summarize_error(error)}). Sampling "
+                f"then takes "
                 "1.7 to 2.3 times as long (measured with Qwen2.5-7B on an H100). Set "
                 "model.engine.cuda_graphs to false to skip the attempt."
             )

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from turnrl.policy.compute import adapted_layers
+from turnrl.policy.compute import find_adapted_layers
 
 
 def dense_bytes(network: nn.Module) -> int:
     """Memory that `Dense` takes."""
-    return sum(layer.dense_bytes for layer in adapted_layers(network))
+    return sum(layer.dense_bytes for layer in find_adapted_layers(network))
 
 
 class Dense:
@@ -24,7 +24,9 @@ class Dense:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self._layers = [(adapted.layer, adapted.dense()) for adapted in adapted_layers(network)]
+        self._layers = [
+            (adapted.layer, adapted.dense()) for adapted in find_adapted_layers(network)
+        ]
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

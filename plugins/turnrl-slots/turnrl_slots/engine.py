@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from turnrl import Sampling
-from turnrl.engines import Completion, Engine, SampledPolicy, Session, Surroundings
-from turnrl.policy.compute import adapted_layers
+from turnrl.engines import Completion, Engine, RunContext, SampledPolicy, Session
+from turnrl.policy.compute import find_adapted_layers
 from turnrl_slots.dense import dense_bytes
 from turnrl_slots.kernel_trial import KERNEL, PLAIN, has_kernel
 from turnrl_slots.limits import check_layers, check_room
@@ -33,8 +33,8 @@ from turnrl_slots.pages import Pool
 from turnrl_slots.passes import Passes
 from turnrl_slots.scheduler import History, Request, Scheduler
 from turnrl_slots.settings import Slots
-from turnrl_slots.sizes import PAGE, PREFILL_TOKENS, pages_of
-from turnrl_slots.trial import compare, fill, measure
+from turnrl_slots.sizes import PAGE, PREFILL_TOKENS, count_pages
+from turnrl_slots.trial import compare_paths, fill_memory, measure_shapes
 
 _SLOTS_OF_CPU = 256
 """With this many rows, a CPU gains nothing from more, and last digits depend on the number."""
@@ -100,7 +100,7 @@ class _Session(Session):
         return _Session(self._engine, history)
 
     def close(self) -> None:
-        self._engine._scheduler.let_go(self._history)
+        self._engine._scheduler.close(self._history)
 
 
 @final
@@ -135,7 +135,7 @@ class SlotsEngine(Engine):
         return "Slots"
 
     def check(
-        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+        self, policy: SampledPolicy, max_tokens: int, where: RunContext = RunContext()
     ) -> None:
         """See `Engine.check`. Refuses layers that pages do not hold."""
         check_layers(policy.config, max_tokens)
@@ -148,7 +148,9 @@ class SlotsEngine(Engine):
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        samples_dense = settings.decode_weights == "dense" and bool(adapted_layers(self._network))
+        samples_dense = settings.decode_weights == "dense" and bool(
+            find_adapted_layers(self._network)
+        )
         on_cpu = self._device.type == "cpu"
         prefill_tokens = settings.prefill_tokens or PREFILL_TOKENS
         piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
@@ -156,30 +158,30 @@ class SlotsEngine(Engine):
         self._one_thread = on_cpu and small
         self._evaluate()
         try:
-            self.pool = pool = self._sized_pool(max_tokens, samples_dense)
+            self.pool = pool = self._make_pool(max_tokens, samples_dense)
             self._slots = self._rows(on_cpu, pool.count)
-            self._least = pool.count // pages_of(max_tokens)
+            self._least = pool.count // count_pages(max_tokens)
             self._scheduler = Scheduler(pool, self._slots, prefill_tokens, self._least)
             passes = self.passes = Passes(
                 policy, pool, samples_dense, settings.cuda_graphs, piece_tokens, max_tokens
             )
             with passes.weights():  # memory for dense weights runs out now or never
                 tried = policy, pool, passes.compute, max_tokens
-                compare(*tried)
+                compare_paths(*tried)
                 if not on_cpu:
-                    fill(*tried, prefill_tokens, self._slots)
+                    fill_memory(*tried, prefill_tokens, self._slots)
         finally:
             self._forget()
             self._leave_mode()
 
     @property
-    def in_force(self) -> Mapping[str, str]:
-        """See `Engine.in_force`."""
+    def active_choices(self) -> Mapping[str, str]:
+        """See `Engine.active_choices`."""
         if self.passes is None:
             return {}
         pool, decoder, dense = self.pool, self.passes.decoder, self.passes.samples_dense
         graphs = decoder is not None and decoder.graphs is not None
-        weights = "base and adapter" if adapted_layers(self._network) else "the policy's own"
+        weights = "base and adapter" if find_adapted_layers(self._network) else "the policy's own"
         tokens = f"{pool.count * PAGE} tokens, at least {self._least} sessions"
         return {
             "attention while sampling": KERNEL if pool.kernel else PLAIN,
@@ -197,9 +199,9 @@ class SlotsEngine(Engine):
     def _rows(self, on_cpu: bool, pages: int) -> int:
         return self.settings.slots or (_SLOTS_OF_CPU if on_cpu else pages)
 
-    def _sized_pool(self, tokens: int, samples_dense: bool) -> Pool:
+    def _make_pool(self, tokens: int, samples_dense: bool) -> Pool:
         """The pool that the settings allow, with room for at least one session of `tokens`."""
-        settings, shapes = self.settings, measure(self._policy, self._device, tokens)
+        settings, shapes = self.settings, measure_shapes(self._policy, self._device, tokens)
         budget = settings.kv_bytes
         if budget is None:
             beside = dense_bytes(self._network) if samples_dense else 0
@@ -254,7 +256,7 @@ class SlotsEngine(Engine):
     ) -> Completion:
         assert self.passes is not None, "Engine.start() comes first"
         loop = asyncio.get_running_loop()
-        if pages_of(len(ids) + sampling.max_tokens - 1) > self.pool.count:
+        if count_pages(len(ids) + sampling.max_tokens - 1) > self.pool.count:
             room = f"{self.settings.kv_memory!r} ({self.pool.count * PAGE} tokens)"
             raise ValueError(
                 f"a history of {len(ids)} tokens and a turn of {sampling.max_tokens} do not fit "

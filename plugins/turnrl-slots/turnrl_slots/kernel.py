@@ -21,7 +21,7 @@ from torch import Tensor
 from turnrl.policy.varlen import varlen_attn
 from turnrl_slots.attention import Feed
 from turnrl_slots.pages import Pool, rectangle
-from turnrl_slots.sizes import PAGE, pages_of
+from turnrl_slots.sizes import PAGE, count_pages
 from turnrl_slots.transfer import pack
 
 
@@ -141,7 +141,7 @@ class Tables:
         counts = np.array([*[1] * rows, *(len(feed.ids) for feed in feeds)])
         starts = np.array([*lengths, *(feed.start for feed in feeds)], np.int64)
         used = starts + counts
-        width = pages_of(int(used.max()))
+        width = count_pages(int(used.max()))
         pages = np.zeros((len(counts), width), np.int32)
         of_rows = self.pages[:, :width]
         pages[: len(of_rows), : of_rows.shape[1]] = of_rows
@@ -156,7 +156,7 @@ class Tables:
         parts = [slice(0, rows), slice(rows, None)] if apart else [slice(None)]
         arrays = [
             (
-                pages[part, : pages_of(int(used[part].max()))],
+                pages[part, : count_pages(int(used[part].max()))],
                 np.concatenate([[0], np.cumsum(counts[part])]),
                 used[part],
             )

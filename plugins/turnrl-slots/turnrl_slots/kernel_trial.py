@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turnrl.plugin.errors import in_short
-from turnrl.policy.device import of_the_device
-from turnrl.policy.layout import takes_ragged
+from turnrl.plugin.errors import summarize_error
+from turnrl.policy.device import is_device_error
+from turnrl.policy.layout import supports_ragged
 from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE
 
@@ -34,7 +34,7 @@ def has_kernel(shapes: Shapes, device: torch.device) -> bool:
         shapes: Shapes of keys and values.
         device: The device that holds them.
     """
-    if not takes_ragged(device, shapes.dtype):
+    if not supports_ragged(device, shapes.dtype):
         if device.type == "cuda":
             name = str(shapes.dtype).removeprefix("torch.")
             _logger.warning(
@@ -56,9 +56,9 @@ def _fault(shapes: Shapes, device: torch.device) -> str | None:
     try:
         gap = max(_gap(counts, parts, shapes, device) for counts, parts in tries)
     except Exception as error:  # compilers have errors of their own
-        if of_the_device(error):
+        if is_device_error(error):
             raise
-        return in_short(error)
+        return summarize_error(error)
     return None if gap < 0.05 else f"it is off by {gap:.2g}"  # bfloat16 rounds by 0.004
 
 

@@ -7,11 +7,13 @@ from typing import NoReturn
 from transformers import PretrainedConfig
 
 from turnrl import RecipeError
-from turnrl.policy.sizes import sizes_of
-from turnrl_slots.sizes import PAGE, pages_of
+from turnrl.policy.sizes import read_sizes
+from turnrl_slots.sizes import PAGE, count_pages
 
 
-def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -> NoReturn:
+def raise_unsupported(
+    config: PretrainedConfig, why: str, cause: Exception | None = None
+) -> NoReturn:
     """Raise the error that a model cannot be sampled.
 
     Args:
@@ -22,7 +24,7 @@ def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -
         RecipeError: In any case.
     """
     name = (config.architectures or [config.model_type])[0]
-    window = sizes_of(config).window
+    window = read_sizes(config).window
     at_most = f" ({window} or less)" if window else ""
     raise RecipeError(
         f"{name} cannot be sampled by the engine Slots, which keeps keys and values of full "
@@ -41,16 +43,18 @@ def check_layers(config: PretrainedConfig, tokens: int) -> None:
     Raises:
         RecipeError: Naming the model.
     """
-    sizes = sizes_of(config)
+    sizes = read_sizes(config)
     kinds = set(sizes.kinds or ())
     for kind in sorted(kinds):
         if "attention" not in kind or kind == "linear_attention":
-            refuse(config, f"(it has layers of the kind {kind!r})")
+            raise_unsupported(config, f"(it has layers of the kind {kind!r})")
     slides = sizes.slides if sizes.kinds is None else "sliding_attention" in kinds
     chunks = "chunked_attention" in kinds
     for seen, applies in ((sizes.window, slides), (sizes.chunk, chunks)):
         if applies and seen is not None and seen < tokens:
-            refuse(config, f"(a layer sees {seen} tokens, and a trajectory has {tokens})")
+            raise_unsupported(
+                config, f"(a layer sees {seen} tokens, and a trajectory has {tokens})"
+            )
 
 
 def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens: int) -> int:
@@ -65,7 +69,7 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
     Raises:
         RecipeError: If the longest trajectory does not fit, with both numbers.
     """
-    count, needed = budget // page_bytes - spare, pages_of(tokens)
+    count, needed = budget // page_bytes - spare, count_pages(tokens)
     if count < needed:
         raise RecipeError(
             f"model.engine.kv_memory is {kv_memory!r}: room for {max(count, 0) * PAGE} tokens of "

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from turnrl import RecipeError
-from turnrl.plugin.errors import in_short
+from turnrl.plugin.errors import summarize_error
 
 _SHARE_OF_MACHINE = 0.25
 """Share of all memory on a machine without a GPU, for `kv_memory: auto`. A share of the free memory
@@ -39,7 +39,7 @@ def auto_memory(device: torch.device, beside: int) -> int:
         except (RuntimeError, ValueError) as error:
             raise RecipeError(
                 f"model.engine.kv_memory is 'auto' on {device}, which does not report how much "
-                f"of its memory is free ({in_short(error)}). Give a size, such as '4GB'."
+                f"of its memory is free ({summarize_error(error)}). Give a size, such as '4GB'."
             ) from error
         return int(_SHARE_OF_GPU * max(free - beside, 0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

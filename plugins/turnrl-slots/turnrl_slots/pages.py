@@ -164,7 +164,9 @@ class Pool:
         1/n."""
         return sum(1 / self._holders[page] for page in pages)
 
-    def freed(self, tables: Sequence[Sequence[int]], own: Sequence[int] = ()) -> Iterator[int]:
+    def count_freed(
+        self, tables: Sequence[Sequence[int]], own: Sequence[int] = ()
+    ) -> Iterator[int]:
         """Number of pages freed by releasing the first 1, 2, ... tables. Pages of `own` count as
         soon as nobody else holds them, because then they need no copy."""
         gone = Counter(own)
@@ -174,7 +176,7 @@ class Pool:
             free += sum(gone[page] == self._holders[page] for page in table)
             yield free
 
-    def shared(self, page: int) -> bool:
+    def is_shared(self, page: int) -> bool:
         """True if a page has several holders."""
         return self._holders[page] > 1
 

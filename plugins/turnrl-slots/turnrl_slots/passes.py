@@ -147,7 +147,7 @@ class Passes:
         if token in sampling.end_ids:
             return "end"
         completes = request.closers is None or token in request.closers
-        if sampling.stop and completes and self.stops.found(request.token_ids, sampling.stop):
+        if sampling.stop and completes and self.stops.has_stop(request.token_ids, sampling.stop):
             return "stop"
         return "length" if len(request.token_ids) >= sampling.max_tokens else None
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from turnrl import Sampling
 from turnrl.engines import Completion
 from turnrl_slots.pages import Pool
-from turnrl_slots.sizes import PAGE, pages_of
+from turnrl_slots.sizes import PAGE, count_pages
 
 _LIKELY = 0.9
 """`capacity` promises this share of the sessions that would fit if they need as much as earlier
@@ -59,7 +59,7 @@ class Request:
 class Scheduler:
     """Turns and pages of one engine.
 
-    `begin` and `end` belong to the computing thread; another thread may call `fork` and `let_go`
+    `begin` and `end` belong to the computing thread; another thread may call `fork` and `close`
     meanwhile.
 
     Args:
@@ -106,7 +106,7 @@ class Scheduler:
                 self._holders[copy] = None
         return copy
 
-    def let_go(self, history: History) -> None:
+    def close(self, history: History) -> None:
         """Close a session. If a pass is writing to its pages, they are given back afterwards."""
         history.closed = True
         with self._lock:
@@ -149,7 +149,7 @@ class Scheduler:
                 self._sampled.discard(history)
                 history.ids = (*request.ids, *request.token_ids)
                 history.covered = len(history.ids) - 1
-                used = pages_of(history.covered)
+                used = count_pages(history.covered)
                 self.pool.release(history.table[used:])
                 del history.table[used:]
                 if history.closed:
@@ -216,8 +216,8 @@ class Scheduler:
     def _needed(self, request: Request) -> int:
         """The number of pages to take so that the turn has all that it may come to need."""
         history = request.history
-        total = pages_of(len(request.ids) + request.sampling.max_tokens - 1)
-        copied = history.covered % PAGE and self.pool.shared(history.table[-1])
+        total = count_pages(len(request.ids) + request.sampling.max_tokens - 1)
+        copied = history.covered % PAGE and self.pool.is_shared(history.table[-1])
         return total - len(history.table) + bool(copied)
 
     def _make_room(self, request: Request) -> bool:
@@ -234,7 +234,7 @@ class Scheduler:
         idle.sort(key=lambda h: (h not in waiting, h.order), reverse=True)
         history = request.history
         partly = history.table[-1:] if history.covered % PAGE else []
-        freed = self.pool.freed([h.table for h in idle], partly)
+        freed = self.pool.count_freed([h.table for h in idle], partly)
         enough = next((n for n, pages in enumerate(freed, 1) if pages >= missing), None)
         if enough is None:
             return False  # so no session has to read again in vain
@@ -250,7 +250,7 @@ class Scheduler:
         self._sampled.add(history)
         begins, last = history.covered, len(ids) - 1
         if begins < len(table) * PAGE:  # its last page is partly filled
-            if pool.shared(table[-1]):
+            if pool.is_shared(table[-1]):
                 copies.append((table[-1], pool.take()))
                 pool.release(table[-1:])
                 table[-1] = copies[-1][1]

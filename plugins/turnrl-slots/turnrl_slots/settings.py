@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
 from turnrl.engines import EngineSettings
-from turnrl.plugin.errors import at_least, one_of, parse_bytes
+from turnrl.plugin.errors import check_at_least, check_one_of, parse_bytes
 
 if TYPE_CHECKING:
     from turnrl_slots.engine import SlotsEngine
@@ -51,9 +51,9 @@ class Slots(EngineSettings):
     attention: Literal["auto", "plain"] = "auto"
 
     def __post_init__(self) -> None:
-        at_least(1, "model.engine.", self, "slots", "prefill_tokens", whole=True)
-        one_of(("auto", "adapter", "dense"), "model.engine.", self, "decode_weights")
-        one_of(("auto", "plain"), "model.engine.", self, "attention")
+        check_at_least(1, "model.engine.", self, "slots", "prefill_tokens", whole=True)
+        check_one_of(("auto", "adapter", "dense"), "model.engine.", self, "decode_weights")
+        check_one_of(("auto", "plain"), "model.engine.", self, "attention")
         _ = self.kv_bytes
 
     @property

@@ -12,6 +12,6 @@ ROWS = 256
 """Rows whose logits are held at once. A CPU holds all, because last digits may depend on it."""
 
 
-def pages_of(tokens: int) -> int:
+def count_pages(tokens: int) -> int:
     """The number of pages that so many tokens take."""
     return -(-tokens // PAGE)

@@ -32,7 +32,7 @@ class Stops:
             self._closers[end] = frozenset([*holders, *beyond])
         return frozenset().union(*(self._closers[end] for end in ends))
 
-    def found(self, ids: Sequence[int], stop: tuple[str, ...]) -> bool:
+    def has_stop(self, ids: Sequence[int], stop: tuple[str, ...]) -> bool:
         """True if the last tokens of a turn contain a stop string.
 
         No string is longer in tokens than in bytes, so a tail is enough. The tail begins one token

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from turnrl import RecipeError, Sampling
 from turnrl.engines import SampledPolicy
-from turnrl.plugin.errors import in_short
-from turnrl.policy.device import of_the_device, out_of_memory
+from turnrl.plugin.errors import summarize_error
+from turnrl.policy.device import is_device_error, is_out_of_memory
 from turnrl_slots.attention import Feed
-from turnrl_slots.limits import refuse
+from turnrl_slots.limits import raise_unsupported
 from turnrl_slots.pages import Pool, Shapes
 from turnrl_slots.sampling import sample
-from turnrl_slots.sizes import PAGE, ROWS, pages_of
+from turnrl_slots.sizes import PAGE, ROWS, count_pages
 
 Forward = Callable[[Sequence[Sequence[int]], np.ndarray, list[int], list[Feed]], Tensor]
 """One forward pass: takes the tables of its rows, their lengths and tokens, and its feeds. Returns
@@ -29,14 +29,14 @@ _MOST_ROWS = 512
 takes little more."""
 
 
-def text_of(policy: SampledPolicy, tokens: int) -> tuple[int, ...]:
+def make_text(policy: SampledPolicy, tokens: int) -> tuple[int, ...]:
     """A text of so many tokens, which repeats no token for a long time."""
     vocabulary = policy.config.get_text_config().vocab_size
     return tuple((7919 * i + 104_729) % vocabulary for i in range(tokens))
 
 
 @torch.inference_mode()
-def measure(policy: SampledPolicy, device: torch.device, tokens: int) -> Shapes:
+def measure_shapes(policy: SampledPolicy, device: torch.device, tokens: int) -> Shapes:
     """The shapes of keys and values, found by reading two tokens.
 
     Raises:
@@ -47,19 +47,19 @@ def measure(policy: SampledPolicy, device: torch.device, tokens: int) -> Shapes:
     try:
         policy.hidden(ids, None, torch.arange(2, device=device)[None], attend=shapes)
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
-        if of_the_device(error):
+        if is_device_error(error):
             raise
-        refuse(policy.config, f"({type(error).__name__}: {error})", error)
+        raise_unsupported(policy.config, f"({type(error).__name__}: {error})", error)
     if not shapes.layers:
-        refuse(policy.config, "(it has no attention that asks for an implementation)")
+        raise_unsupported(policy.config, "(it has no attention that asks for an implementation)")
     if shapes.windows and (window := min(shapes.windows)) < tokens:
         why = f"(a layer sees {window} tokens, and a trajectory has {tokens})"
-        refuse(policy.config, why)
+        raise_unsupported(policy.config, why)
     return shapes
 
 
 @torch.inference_mode()
-def compare(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) -> None:
+def compare_paths(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) -> None:
     """Read a text of the greatest possible length, once over pages and once as the model itself
     would. Over pages the text is read in two parts, and its last token as if it was sampled.
     Chunked attention, recurrent layers and anything else that pages do not hold show in the
@@ -68,18 +68,18 @@ def compare(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) ->
     Raises:
         RecipeError: If the two readings differ.
     """
-    ids = text_of(policy, max(tokens, 2))
+    ids = make_text(policy, max(tokens, 2))
     half, last = len(ids) // 2, len(ids) - 1
-    table = [pool.take() for _ in range(pages_of(len(ids)))]
+    table = [pool.take() for _ in range(count_pages(len(ids)))]
     try:
         for begin, end in ((0, half), (half, last)):
             if begin < end:
                 forward([], np.zeros(0, np.int64), [], [Feed(table, begin, ids[begin:end])])
         logits = policy.logits(forward([table], np.array([last]), [ids[last]], []))
     except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
-        if of_the_device(error):
+        if is_device_error(error):
             raise
-        refuse(policy.config, f"({type(error).__name__}: {error})", error)
+        raise_unsupported(policy.config, f"({type(error).__name__}: {error})", error)
     text = torch.tensor([ids], device=pool.device)
     positions = torch.arange(len(ids), device=pool.device)[None]
     hidden = policy.hidden(text, None, positions)
@@ -89,11 +89,11 @@ def compare(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) ->
     limit = 1e-2 if hidden.dtype == torch.float32 else 0.25
     if not (off := float(gap.abs().mean())) < limit:
         why = f"(log-probabilities {off:.2g} nats apart after {len(ids)} tokens)"
-        refuse(policy.config, why)
+        raise_unsupported(policy.config, why)
 
 
 @torch.inference_mode()
-def fill(
+def fill_memory(
     policy: SampledPolicy,
     pool: Pool,
     forward: Forward,
@@ -117,11 +117,11 @@ def fill(
     feeds: list[Feed] = []
     left = min(prefill_tokens, pool.count * PAGE)
     while left and pool.available:
-        ids = text_of(policy, min(left, tokens, pool.available * PAGE))
-        table = [pool.take() for _ in range(pages_of(len(ids)))]
+        ids = make_text(policy, min(left, tokens, pool.available * PAGE))
+        table = [pool.take() for _ in range(count_pages(len(ids)))]
         feeds.append(Feed(table, 0, ids))
         left -= len(ids)
-    longest = pages_of(tokens)
+    longest = count_pages(tokens)
     rows = min(rows, pool.count // longest, _MOST_ROWS)
     # nobody holds these pages, which does not matter here
     tables = np.arange(rows * longest).reshape(rows, longest).tolist()
@@ -134,12 +134,13 @@ def fill(
         plain = [Sampling(1, 0.9)] * len(states)
         sample(policy.logits, states, plain, [0.5] * len(states), [None] * len(states))
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         held = pool.bytes / 1e9
         raise RecipeError(
             f"{part} does not fit beside {held:.1f} GB of keys and values on {pool.device} "
-            f"({in_short(error)[:200]}). It was tried at the start with model.engine.prefill_tokens"
+            f"({summarize_error(error)[:200]}). It was tried at the start with "
+            f"model.engine.prefill_tokens"
             f" = {prefill_tokens}. Lower that first (to {max(prefill_tokens // 2, 1)}, say), then "
             "model.engine.kv_memory."
         ) from error

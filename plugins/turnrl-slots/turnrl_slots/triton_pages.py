@@ -118,7 +118,7 @@ def _at_once(device: torch.device) -> int:
     return 512
 
 
-def parts_of(rows: int, heads: int, width: int, programs: int) -> int:
+def count_parts(rows: int, heads: int, width: int, programs: int) -> int:
     """The number of parts into which each row's keys are divided: a power of two that does not
     depend on the lengths of the rows.
 
@@ -184,7 +184,7 @@ def attend_rows(
     heads, width = keys.shape[2], table.shape[1]
     group = asking // heads
     if parts is None:
-        parts = parts_of(rows, heads, width, _at_once(query.device))
+        parts = count_parts(rows, heads, width, _at_once(query.device))
     out = torch.empty(rows, asking, size, dtype=query.dtype, device=query.device)
     outputs: object = out
     logs: object = out

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_vllm.settings import VLLM as VLLM
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

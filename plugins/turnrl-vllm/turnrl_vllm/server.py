@@ -12,10 +12,10 @@ from turnrl_servers import (
     RELOAD_S,
     Answer,
     Fields,
-    Refused,
-    Sampled,
-    Served,
+    RequestRefused,
     Server,
+    ServerInfo,
+    ServerSample,
 )
 
 
@@ -36,12 +36,12 @@ class VLLMServer(Server):
     )
     refusals = re.compile(r"Call to (add_lora|collective_rpc|sleep|wake_up) method failed")
 
-    async def describe(self) -> Served:
+    async def describe(self) -> ServerInfo:
         """See `Server.describe`."""
         version = str((await self.connection.ask("GET", "/version"))["version"])
         models = (await self.connection.ask("GET", "/v1/models"))["data"]
         bases = [model for model in models if not model.get("parent")]
-        return Served(version, {model["id"]: model.get("max_model_len") for model in bases})
+        return ServerInfo(version, {model["id"]: model.get("max_model_len") for model in bases})
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`."""
@@ -55,11 +55,11 @@ class VLLMServer(Server):
         """See `Server.trial_request`."""
         return _plain(prompts, 1, temperature) | {"ignore_eos": True}
 
-    def sampled(self, answer: Answer) -> list[Sampled]:
-        """See `Server.sampled`."""
+    def parse_sampled(self, answer: Answer) -> list[ServerSample]:
+        """See `Server.parse_sampled`."""
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         return [
-            Sampled(
+            ServerSample(
                 tuple(choice["token_ids"]),
                 tuple(choice["logprobs"]["token_logprobs"]),
                 str(choice["finish_reason"]),
@@ -75,7 +75,7 @@ class VLLMServer(Server):
         """See `Server.with_base`."""
         return {"model": self.base, "cache_salt": salt}
 
-    def lacks_adapter(self, error: Refused) -> bool:
+    def lacks_adapter(self, error: RequestRefused) -> bool:
         """See `Server.lacks_adapter`."""
         return error.status == 404
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, final
 
 from turnrl import RecipeError
 from turnrl.engines import EngineSettings
-from turnrl.plugin.errors import at_least
+from turnrl.plugin.errors import check_at_least
 from turnrl_servers.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from turnrl_servers import ServerEngine, Supply
+    from turnrl_servers import ServerEngine, ServerSource
 
 
 @final
@@ -64,20 +64,20 @@ class VLLM(ServerSettings):
                     f"model.engine.{name} is {value!r}, which goes with model.engine.{other}. "
                     "Leave it out."
                 )
-        at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
+        check_at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
         super().__post_init__()
 
     def build(self) -> ServerEngine:
         """See `EngineSettings.build`."""
-        from turnrl_servers import Running, ServerEngine  # these import torch
+        from turnrl_servers import GivenServers, ServerEngine  # these import torch
         from turnrl_vllm.server import VLLMServer
-        from turnrl_vllm.supply import StartedByRun
+        from turnrl_vllm.supply import StartedServer
 
-        supply: Supply
+        supply: ServerSource
         if self.python is None:
-            supply = Running(VLLMServer, self, self.base)
+            supply = GivenServers(VLLMServer, self, self.base)
         else:
-            supply = StartedByRun(self, self.python)
+            supply = StartedServer(self, self.python)
         return ServerEngine(self, VLLMServer, supply)
 
     def for_rehearsal(self) -> EngineSettings:

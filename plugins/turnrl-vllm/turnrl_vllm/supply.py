@@ -1,4 +1,4 @@
-"""`StartedByRun`: a vLLM server that the run starts, lets sleep and ends."""
+"""`StartedServer`: a vLLM server that the run starts, lets sleep and ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 
 from turnrl import RecipeError
 from turnrl.agent.running import on_loop
-from turnrl.engines import Beside, SampledPolicy
+from turnrl.engines import SampledPolicy, ServerMemory
 from turnrl.plugin.errors import EngineError
-from turnrl.plugin.text import say, visible
+from turnrl.plugin.text import make_visible, say
 from turnrl.policy.model import LanguageModel
-from turnrl_servers import Server, Supply, has_adapter, write
+from turnrl_servers import Server, ServerSource, has_adapter, write
 from turnrl_vllm import keeper
 from turnrl_vllm.server import VLLMServer
 from turnrl_vllm.settings import VLLM
@@ -36,7 +36,7 @@ _SHARE = "--gpu-memory-utilization"
 
 
 @final
-class StartedByRun(Supply):
+class StartedServer(ServerSource):
     """A server that the run starts on this machine, lets sleep and ends.
 
     Args:
@@ -59,28 +59,28 @@ class StartedByRun(Supply):
 
     @property
     def sleeps(self) -> bool:
-        """See `Supply.sleeps`."""
+        """See `ServerSource.sleeps`."""
         return self._sleeps
 
-    def ready(self, policy: SampledPolicy) -> list[Server]:
-        """See `Supply.ready`. There is none yet."""
+    def running_servers(self, policy: SampledPolicy) -> list[Server]:
+        """See `ServerSource.running_servers`. There is none yet."""
         check_python(self.python)
         if not isinstance(policy, LanguageModel):
             raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
         return []
 
-    def beside(self, total: int) -> Beside | None:
-        """See `Supply.beside`. The server takes the share that its arguments set."""
+    def server_memory(self, total: int) -> ServerMemory | None:
+        """See `ServerSource.server_memory`. The server takes the share that its arguments set."""
         share = gpu_share(self.settings.arguments)
         if share is None:
             return None
         awake = int(share * total)
-        return Beside(awake, awake if self.settings.sleeps is False else min(awake, _ASLEEP))
+        return ServerMemory(awake, awake if self.settings.sleeps is False else min(awake, _ASLEEP))
 
     def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
     ) -> list[Server]:
-        """See `Supply.start`. Starts vLLM with the base, and waits until it answers."""
+        """See `ServerSource.start`. Starts vLLM with the base, and waits until it answers."""
         assert isinstance(policy, LanguageModel), "checked"
         on_gpu, sleeps = policy.device.type == "cuda", self.settings.sleeps
         self._sleeps = on_gpu if sleeps is None else sleeps
@@ -145,7 +145,7 @@ class StartedByRun(Supply):
         say(f"turnrl: vLLM answers, {time.monotonic() - began:.0f} s after its start", sys.stderr)
 
     def check_alive(self, how: str = "has ended") -> None:
-        """See `Supply.check_alive`. The message has the end of vLLM's log.
+        """See `ServerSource.check_alive`. The message has the end of vLLM's log.
 
         Args:
             how: How the message describes its end.
@@ -162,7 +162,7 @@ class StartedByRun(Supply):
         return EngineError(f"vLLM {how}.{advice} The end of its log, {str(self._log)!r}:\n{end}")
 
     def close(self) -> None:
-        """See `Supply.close`."""
+        """See `ServerSource.close`."""
         ending, self._keeper = self._keeper, None
         if ending is None:
             return
@@ -214,4 +214,4 @@ def _tail(log: Path, lines_shown: int = 12) -> str:
     far above its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     named = [line for line in lines[:-lines_shown] if re.search(r"\w+Error: |\berror: ", line)]
-    return visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-lines_shown:]]))
+    return make_visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-lines_shown:]]))

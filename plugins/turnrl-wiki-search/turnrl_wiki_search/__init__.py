@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turnrl import hookimpl
-from turnrl.plugin.hooks import lazy_names
+from turnrl.plugin.hooks import make_lazy
 
 if TYPE_CHECKING:
     from turnrl_wiki_search.settings import Elasticsearch as Elasticsearch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turnrl_wiki_search.settings import Retriever as Retriever
     from turnrl_wiki_search.tool import WikiSearch as WikiSearch
 
-__getattr__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __all__ = make_lazy(__name__, __file__)
 
 
 @hookimpl

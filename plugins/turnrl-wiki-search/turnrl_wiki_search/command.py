@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, get_args
 from turnrl import Question, RecipeError
 from turnrl.data.fields import Fields
 from turnrl.data.files import FILE_KINDS
-from turnrl.plugin.text import counted, say, visible
+from turnrl.plugin.text import format_count, make_visible, say
 from turnrl.rewards.answers import contains_answer
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.index import Analyzer, Hit, SearchIndex, clean_query
-from turnrl_wiki_search.settings import Elasticsearch, Embedded, IndexSettings, index_at
-from turnrl_wiki_search.sources import make, open_corpus
+from turnrl_wiki_search.settings import Elasticsearch, Embedded, IndexSettings, parse_index
+from turnrl_wiki_search.sources import make_object, open_corpus
 from turnrl_wiki_search.splitting import Splitter
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def _add_search(search: argparse.ArgumentParser) -> None:
 def _settings(text: str) -> IndexSettings:
     """The index that `--index` names. A command does not wait for its server."""
     if not text.lstrip().startswith("{"):
-        index = index_at(text)
+        index = parse_index(text)
     else:
         example = "{class_path: Elasticsearch, init_args: {name: wikipedia}}"
-        index = make(text, IndexSettings, example)  # type: ignore[type-abstract]
+        index = make_object(text, IndexSettings, example)  # type: ignore[type-abstract]
     return index if isinstance(index, Embedded) else dataclasses.replace(index, wait_s=0.0)  # type: ignore[type-var]
 
 
@@ -129,7 +129,7 @@ def _info(args: argparse.Namespace) -> None:
         fields = dataclasses.asdict(index.info())
     shown = {name: "unknown" if value is None else value for name, value in fields.items()}
     text = "\n".join(f"{name:9} {value}" for name, value in shown.items())
-    say(visible(text), indent=" " * 10)
+    say(make_visible(text), indent=" " * 10)
 
 
 def _search(args: argparse.Namespace) -> None:
@@ -145,7 +145,7 @@ def _search(args: argparse.Namespace) -> None:
         raise RecipeError("the query is empty. Give some words to look for.")
     with _open(args) as index:
         (hits,) = index.search([query], args.k)
-    say(visible("\n\n".join(map(_shown, hits))), indent="")
+    say(make_visible("\n\n".join(map(_shown, hits))), indent="")
     if not hits:
         print(f"nothing found for {query!r}", file=sys.stderr)
 
@@ -170,8 +170,8 @@ def _score(args: argparse.Namespace) -> None:
         questions = questions[: args.sample]
     with _open(args) as index:
         score, info = score_retrieval(index, questions, args.k), index.info()
-    held = "its passages" if info.passages is None else counted(info.passages, "passage")
-    say(f"{counted(len(questions), 'question')} over {held}")
+    held = "its passages" if info.passages is None else format_count(info.passages, "passage")
+    say(f"{format_count(len(questions), 'question')} over {held}")
     for name, value in score.items():
         print(f"{name:10} {value:.3f}")
 

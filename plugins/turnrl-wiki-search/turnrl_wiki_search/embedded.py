@@ -31,8 +31,8 @@ import tantivy
 
 from turnrl import QuestionSource, ToolError
 from turnrl.types import Passage
-from turnrl_wiki_search.index import Analyzer, Hit, IndexInfo, SearchIndex, info_from, remark
-from turnrl_wiki_search.sources import Corpus, digests_of, files_of
+from turnrl_wiki_search.index import Analyzer, Hit, IndexInfo, SearchIndex, parse_info, print_remark
+from turnrl_wiki_search.sources import Corpus, digests_of, source_files
 
 METADATA = "turnrl-index.json"
 _ONE_SEGMENT = 50_000
@@ -99,7 +99,7 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
     try:
         data = json.loads((path / METADATA).read_text(encoding="utf-8"))
         source = str(data.get("source", "SOURCE"))
-        return info_from(data, str(folder), build_command(str(folder), source))
+        return parse_info(data, str(folder), build_command(str(folder), source))
     except (FileNotFoundError, NotADirectoryError):
         names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
         found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
@@ -119,11 +119,11 @@ def build_command(folder: str, source: str = "SOURCE") -> str:
     return shlex.join(["turnrl", "index", "build", "--index", folder, "--source", source])
 
 
-def changed_since(folder: str | os.PathLike[str], source: str | QuestionSource) -> str | None:
+def find_changed_file(folder: str | os.PathLike[str], source: str | QuestionSource) -> str | None:
     """A file of the source that has changed since the index in a folder was built; None if none
     has, or if the index does not know its files."""
     built = json.loads((Path(folder) / METADATA).read_text(encoding="utf-8")).get("files")
-    now = digests_of(files_of(source))
+    now = digests_of(source_files(source))
     if not built or not now:
         return None
     changed = (name for name in sorted({*built, *now}) if built.get(name) != now.get(name))
@@ -240,7 +240,7 @@ def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
     try:
         return lock.acquire(timeout=0)
     except filelock.Timeout:
-        remark(f"waiting for another process that is building {str(path)!r}")
+        print_remark(f"waiting for another process that is building {str(path)!r}")
         return lock.acquire()
 
 

@@ -98,7 +98,7 @@ def clean_query(text: str) -> str:
     return text[: MAX_QUERY_CHARACTERS + 1].rpartition(" ")[0] or text[:MAX_QUERY_CHARACTERS]
 
 
-def info_from(data: Mapping[str, object], index: str, build: str) -> IndexInfo:
+def parse_info(data: Mapping[str, object], index: str, build: str) -> IndexInfo:
     """Read the description in an index's metadata, which may have more fields.
 
     Args:
@@ -118,6 +118,6 @@ def info_from(data: Mapping[str, object], index: str, build: str) -> IndexInfo:
     return IndexInfo(**{**fields, "index": index})  # type: ignore[arg-type]
 
 
-def remark(message: str) -> None:
+def print_remark(message: str) -> None:
     """Print a message to the user on stderr."""
     say(f"turnrl: {message}", sys.stderr)

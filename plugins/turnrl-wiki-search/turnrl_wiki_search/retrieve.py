@@ -21,10 +21,16 @@ from typing import TYPE_CHECKING
 
 from turnrl import ToolError
 from turnrl.plugin.errors import is_finite
-from turnrl.plugin.patience import Patience, Unavailable, is_loopback, raise_if_away, short_reason
+from turnrl.plugin.patience import (
+    Patience,
+    Unavailable,
+    is_loopback,
+    raise_if_unavailable,
+    short_reason,
+)
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.settings import RETRIES, Retriever
-from turnrl_wiki_search.sources import passage_of, title_and_text
+from turnrl_wiki_search.sources import make_passage, title_and_text
 
 if TYPE_CHECKING:
     import httpx2
@@ -58,8 +64,10 @@ class RetrieveIndex(SearchIndex):
             )
         self._certificates = ssl.create_default_context()  # those of SSL_CERT_FILE, if it is set
         self._free = threading.Semaphore()
-        self._quick = Patience(self._url, 0.0, self._away, min(RETRIES, 2))
-        self._patience = Patience(self._url, settings.wait_s, self._away, RETRIES, setting="wait_s")
+        self._quick = Patience(self._url, 0.0, self._away_error, min(RETRIES, 2))
+        self._patience = Patience(
+            self._url, settings.wait_s, self._away_error, RETRIES, setting="wait_s"
+        )
 
     def info(self) -> IndexInfo:
         """A short description. The server is asked, but the run does not wait for it."""
@@ -76,7 +84,7 @@ class RetrieveIndex(SearchIndex):
                 hits += request.ask(partial(self._ask, batch, k))
         return hits
 
-    def _away(self, problem: str) -> ToolError:
+    def _away_error(self, problem: str) -> ToolError:
         return ToolError(
             f"the search server {self._url} {problem} Start it, or correct Retriever.url. A run "
             "resumes from its last checkpoint with --ckpt_path, and waits longer with a higher "
@@ -97,9 +105,9 @@ class RetrieveIndex(SearchIndex):
             with self._connect() as client, client.stream("POST", self._url, json=body) as response:
                 data = self._read(response)
         except httpx2.TimeoutException:
-            raise self._late() from None
+            raise self._late_error() from None
         except httpx2.RequestError as error:
-            raise self._broken(error) from None
+            raise self._broken_error(error) from None
         if not response.is_success:
             raise self._refusal(response, data)
         return self._hits(data, len(queries), k)
@@ -121,15 +129,15 @@ class RetrieveIndex(SearchIndex):
         for part in response.iter_bytes():
             data += part
             if time.monotonic() > deadline_s:
-                raise self._late()
+                raise self._late_error()
             if len(data) > _LONGEST_ANSWER_BYTES:
-                raise self._odd(f"more than {_LONGEST_ANSWER_BYTES:,} bytes")
+                raise self._odd_error(f"more than {_LONGEST_ANSWER_BYTES:,} bytes")
         return bytes(data)
 
-    def _late(self) -> Unavailable:
+    def _late_error(self) -> Unavailable:
         return Unavailable(f"no whole answer within timeout_s = {self._settings.timeout_s:g}")
 
-    def _broken(self, error: Exception) -> Exception:
+    def _broken_error(self, error: Exception) -> Exception:
         cause = self._line(error)
         if "CERTIFICATE_VERIFY_FAILED" in cause:
             return ToolError(
@@ -147,7 +155,7 @@ class RetrieveIndex(SearchIndex):
         status = response.status_code
         text = self._line(data or response.headers.get("location", ""))
         reason = f"status {status}: {text or 'without a word'}"
-        raise_if_away(status, reason, response.headers)
+        raise_if_unavailable(status, reason, response.headers)
         if status in (401, 403):
             return ToolError(
                 f"{self._url} refused a search ({reason}). Set the environment variable {_KEY} to "
@@ -166,11 +174,11 @@ class RetrieveIndex(SearchIndex):
                 raise ValueError(f"{len(lists)} lists of passages for {wanted} queries")
             hits = [[_hit(item) for item in items[:k]] for items in lists]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise self._odd(f"'{self._line(data)[:80]}' ({self._line(error)})") from None
+            raise self._odd_error(f"'{self._line(data)[:80]}' ({self._line(error)})") from None
         # an empty passage shows nothing
         return [[h for h in row if h.passage.title or h.passage.text.strip()] for row in hits]
 
-    def _odd(self, answer: str) -> ToolError:
+    def _odd_error(self, answer: str) -> ToolError:
         return ToolError(
             f"{self._url} answered a search with {answer}. It must answer with "
             '{"result": [[{"document": {"id", "contents"}, "score"}]]}, one list for each query, '
@@ -204,4 +212,4 @@ def _hit(item: Mapping[str, object]) -> Hit:
     if identity is None:
         content = f"{title}\n{text}".encode("utf-8", "replace")
         identity = hashlib.blake2b(content, digest_size=8).hexdigest()
-    return Hit(passage_of(identity, title, text), score)  # type: ignore[arg-type]
+    return Hit(make_passage(identity, title, text), score)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from turnrl import QuestionSource, RecipeError
-from turnrl.plugin.errors import at_least, check_address
+from turnrl.plugin.errors import check_address, check_at_least
 
 if TYPE_CHECKING:
     from turnrl_wiki_search.index import SearchIndex
@@ -73,8 +73,8 @@ class _OnServer(IndexSettings):
 
     def _check(self) -> None:
         owner = f"{type(self).__name__}."
-        at_least(0.001, owner, self, "timeout_s", optional=False)
-        at_least(0, owner, self, "wait_s", optional=False)
+        check_at_least(0.001, owner, self, "timeout_s", optional=False)
+        check_at_least(0, owner, self, "wait_s", optional=False)
         if self.version is not None and not self.version.strip():
             raise RecipeError(
                 f"{owner}version is empty. Give the passages a name, such as wiki-18."
@@ -163,7 +163,7 @@ class Retriever(_OnServer):
         return RetrieveIndex(self)
 
 
-def index_at(text: str, build_from: str | QuestionSource | None = None) -> IndexSettings:
+def parse_index(text: str, build_from: str | QuestionSource | None = None) -> IndexSettings:
     """The settings of an index that a text names: the address of a server's `/retrieve`, or else
     the folder of an embedded index, whose `~` is the home folder."""
     if re.match(r"https?://", text):

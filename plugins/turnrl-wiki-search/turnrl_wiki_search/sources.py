@@ -19,9 +19,9 @@ from tqdm.auto import tqdm
 
 from turnrl import DataError, QuestionSource, RecipeError
 from turnrl.data.files import FILE_KINDS, file_kind, read_file, require_file
-from turnrl.data.rows import hub_errors, is_missing, written
-from turnrl.plugin.errors import did_you_mean
-from turnrl.plugin.hooks import installed, installed_class
+from turnrl.data.rows import field_text, hub_errors, is_missing
+from turnrl.plugin.errors import suggest_name
+from turnrl.plugin.hooks import load_class, load_classes
 from turnrl.types import Passage
 from turnrl_wiki_search.splitting import Splitter
 
@@ -87,7 +87,7 @@ class Corpus:
 
     def _split(self) -> Iterator[Passage]:
         for number, row in enumerate(self._rows(), 1):
-            yield from self.splitter.split(_article(row, self.name, number))
+            yield from self.splitter.split(_make_article(row, self.name, number))
 
     def _check_ids(self, hashes: array[int]) -> None:
         """Read the source again if two ids look equal, and refuse the first that is."""
@@ -117,8 +117,8 @@ def open_corpus(source: str | QuestionSource, splitter: Splitter | None = None) 
         DataError: If there is no such source; the message lists the installed ones.
         RecipeError: If the source does not take its settings.
     """
-    name, files, whole = source_name(source), files_of(source), splitter or Splitter(None)
-    source = _instance(source)
+    name, files, whole = source_name(source), source_files(source), splitter or Splitter(None)
+    source = _parse_source(source)
     if isinstance(source, QuestionSource):
         corpus = source
         return Corpus(name, lambda: map(vars, corpus.passages()), whole, files)
@@ -129,7 +129,7 @@ def open_corpus(source: str | QuestionSource, splitter: Splitter | None = None) 
         return Corpus(name, partial(_stream_hub, source), splitter or Splitter(100), files)
     corpora = [k for k, v in _classes().items() if v.passages is not QuestionSource.passages]
     raise DataError(
-        f"no source {source!r}.{did_you_mean(source, corpora)} It can be a file (*"
+        f"no source {source!r}.{suggest_name(source, corpora)} It can be a file (*"
         f"{', *'.join(FILE_KINDS)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
         f"installed corpus (found: {', '.join(corpora) or 'none'})."
     )
@@ -148,19 +148,19 @@ def _stream_hub(name: str) -> Iterable[Row]:
     return rows
 
 
-def _instance(source: str | QuestionSource) -> str | QuestionSource:
+def _parse_source(source: str | QuestionSource) -> str | QuestionSource:
     """The installed source that a text names; the text itself if it names a file or a data set."""
     if isinstance(source, QuestionSource):
         return source
     if source.lstrip().startswith("{"):
         example = "{class_path: HotpotParagraphs, init_args: {limit: 5000}}"
-        return make(source, QuestionSource, example)  # type: ignore[type-abstract]
-    named = installed_class("turnrl_datasets", source)
+        return make_object(source, QuestionSource, example)  # type: ignore[type-abstract]
+    named = load_class("turnrl_datasets", source)
     return named() if named is not None and issubclass(named, QuestionSource) else source
 
 
 def _classes() -> dict[str, type[QuestionSource]]:
-    found = installed("turnrl_datasets")
+    found = load_classes("turnrl_datasets")
     return {name: cls for name, cls in found.items() if issubclass(cls, QuestionSource)}
 
 
@@ -173,7 +173,7 @@ def source_name(source: str | QuestionSource) -> str:
     Raises:
         RecipeError: If the source does not keep its settings.
     """
-    if isinstance(source := _instance(source), str):
+    if isinstance(source := _parse_source(source), str):
         return source
     name, settings = type(source).__name__, _settings(source)
     if not settings:
@@ -200,9 +200,9 @@ def _settings(source: QuestionSource) -> dict[str, object]:
     return settings
 
 
-def files_of(source: str | QuestionSource) -> list[Path]:
+def source_files(source: str | QuestionSource) -> list[Path]:
     """The files on this machine that a source reads: itself, or the `path` of an installed one."""
-    source = _instance(source)
+    source = _parse_source(source)
     path = source if isinstance(source, str) else _settings(source).get("path")
     if not isinstance(path, str):
         return []
@@ -220,7 +220,7 @@ def digests_of(files: Sequence[Path]) -> dict[str, str]:
     return digests
 
 
-def make(text: str, kind: type[T], example: str) -> T:
+def make_object(text: str, kind: type[T], example: str) -> T:
     """Make an object from text in braces with its class and settings, as a recipe writes them.
 
     Raises:
@@ -255,13 +255,13 @@ def title_and_text(row: Row) -> tuple[object, object]:
     return title, text
 
 
-def passage_of(identity: object, title: object, text: object) -> Passage:
+def make_passage(identity: object, title: object, text: object) -> Passage:
     """A passage of valid text, with its title on one line. Letters with marks are composed."""
     title, text = (unicodedata.normalize("NFC", _clean(part)) for part in (title or "", text))
     return Passage(_clean(identity), " ".join(title.split()), text)
 
 
-def _article(row: Row, source: str, number: int) -> Passage:
+def _make_article(row: Row, source: str, number: int) -> Passage:
     title, text = title_and_text(row)
     fields = {"id": row.get("id"), "title": title, "text": text}
     place = f"{source}, row {number}"
@@ -270,7 +270,7 @@ def _article(row: Row, source: str, number: int) -> Passage:
             f"{place}: no value in the field {missing[0]!r} (found: "
             f"{', '.join(map(str, row)) or 'none'}). Passages need the fields id, title and text."
         )
-    return passage_of(*(written(value, name, place) for name, value in fields.items()))
+    return make_passage(*(field_text(value, name, place) for name, value in fields.items()))
 
 
 def _clean(value: object) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import final
 
 from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult
-from turnrl.plugin.errors import at_least
+from turnrl.plugin.errors import check_at_least
 from turnrl.types import Passage
 from turnrl_wiki_search.cache import CachedIndex
-from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, clean_query, remark
-from turnrl_wiki_search.settings import Embedded, IndexSettings, index_at
+from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, clean_query, print_remark
+from turnrl_wiki_search.settings import Embedded, IndexSettings, parse_index
 from turnrl_wiki_search.sources import open_corpus, source_name
 
 _BETWEEN = "\n\n"
@@ -72,7 +72,7 @@ class WikiSearch(Tool):
         description: str | None = None,
     ) -> None:
         if isinstance(index, str):
-            index = index_at(index, build_from)
+            index = parse_index(index, build_from)
         elif build_from is not None:
             raise RecipeError(
                 "WikiSearch.build_from goes with the folder of an embedded index. Set "
@@ -89,7 +89,9 @@ class WikiSearch(Tool):
             )
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
-        at_least(1, "WikiSearch.", self, "top_k", "max_result_tokens", whole=True, optional=False)
+        check_at_least(
+            1, "WikiSearch.", self, "top_k", "max_result_tokens", whole=True, optional=False
+        )
         if index.longest_search_s is not None:
             self.timeout_s = index.longest_search_s
         self.cache = cache
@@ -105,7 +107,7 @@ class WikiSearch(Tool):
         """
         if isinstance(self.index, Embedded):
             build_if_missing(self.index)
-        self._opened().info()
+        self._open_index().info()
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[WikiSearch]:
@@ -127,13 +129,13 @@ class WikiSearch(Tool):
         wanted = [query for query in dict.fromkeys(queries) if query]
         answers: dict[str, list[Hit]] = {}
         if wanted:
-            answers = dict(zip(wanted, self._opened().search(wanted, self.top_k), strict=True))
+            answers = dict(zip(wanted, self._open_index().search(wanted, self.top_k), strict=True))
         return [
             self._result(answers[query]) if query else ToolResult("The query is empty.", ok=False)
             for query in queries
         ]
 
-    def _opened(self) -> SearchIndex:
+    def _open_index(self) -> SearchIndex:
         """The index, opened on first use, so that a recipe can be read without it. A fork opens its
         own: on its parent's connections it would read answers to the parent's requests."""
         with self._lock:
@@ -192,7 +194,7 @@ def build_if_missing(index: Embedded) -> None:
 
     path, name = Path(index.folder), source_name(index.build_from)
     if not path.exists():
-        remark(f"building the search index {index.folder!r} from {name}")
+        print_remark(f"building the search index {index.folder!r} from {name}")
         embedded.build(path, open_corpus(index.build_from), existing="keep")
     used = embedded.read_info(path).source
     rebuild = f"{embedded.build_command(index.folder, name)} --overwrite"
@@ -201,7 +203,7 @@ def build_if_missing(index: Embedded) -> None:
             f"the search index in {index.folder!r} was built from {used!r}, but build_from is "
             f"{name!r}. Choose another folder, or rebuild it: {rebuild}"
         )
-    if changed := embedded.changed_since(path, index.build_from):
+    if changed := embedded.find_changed_file(path, index.build_from):
         raise ToolError(
             f"the search index in {index.folder!r} is older than {changed!r}, from which it was "
             f"built. Rebuild it: {rebuild}"

@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import SaveConfigCallback
 
-from turnrl.commands.eval.figures import Figures, as_json, lines, report_of
+from turnrl.commands.eval.figures import Figures, compute_report, format_lines, to_json
 from turnrl.data.sources import open_source
 from turnrl.plugin.errors import RecipeError
 from turnrl.plugin.text import say
@@ -36,15 +36,17 @@ def evaluate(built: Built, out: TextIO) -> None:
     Raises:
         RecipeError: If it is not an `MTGRPO` on `QuestionData`, or there is nothing to score.
     """
-    (module, sets), trainer = _parts(built), built.trainer
+    (module, sets), trainer = _build_parts(built), built.trainer
     server: EndpointServer | None = built.settings["endpoint"]
     samples: int | None = built.settings["samples"]
     for data in sets.values():  # all, so that a mistake in the last shows before the first is asked
         data.setup("validate")
     if server is None:
-        rows = _by_policy(module, sets, trainer, samples, built.checkpoint)
+        rows = _score_policy(module, sets, trainer, samples, built.checkpoint)
     else:
-        rows = _by_server(module, sets, trainer, samples, server, built.invocation.place.folder)
+        rows = _score_server(
+            module, sets, trainer, samples, server, built.invocation.location.folder
+        )
     if not any(rows.values()):
         raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
     if not trainer.is_global_zero:
@@ -54,19 +56,23 @@ def evaluate(built: Built, out: TextIO) -> None:
             "best.ckpt was chosen by a validation: on the same questions its figures are optimistic"
         )
         say("use other --questions, or score the last checkpoint with --ckpt_path last")
-    figures = report_of(rows, samples is not None)
+    figures = compute_report(rows, samples is not None)
     if built.settings["json"]:
         asked = {
             "recipe": built.invocation.files,
             "checkpoint": built.checkpoint,
             "endpoint": server and {"base_url": server.base_url, "model": server.model},
             "samples": samples,
-            "folder": built.invocation.place.folder and str(built.invocation.place.folder),
+            "folder": built.invocation.location.folder and str(built.invocation.location.folder),
         }
-        print(as_json(asked, figures), file=out)
+        print(to_json(asked, figures), file=out)
         return
-    print("\n".join(lines(figures, "greedy" if samples is None else f"{samples} sampled of each")))
-    if folder := built.invocation.place.folder:
+    print(
+        "\n".join(
+            format_lines(figures, "greedy" if samples is None else f"{samples} sampled of each")
+        )
+    )
+    if folder := built.invocation.location.folder:
         say(f"written to {folder / 'metrics.csv'}; every trajectory in record/")
 
 
@@ -76,7 +82,7 @@ def _is_optimistic(built: Built) -> bool:
     return best and settings["split"] == "val" and settings["questions"] is None
 
 
-def _parts(built: Built) -> tuple[MTGRPO, dict[str, QuestionData]]:
+def _build_parts(built: Built) -> tuple[MTGRPO, dict[str, QuestionData]]:
     """The module and the data sets by name, checked before any weights are loaded."""
     (module, data), settings = built.agent("turnrl eval"), built.settings
     samples, server = settings["samples"], settings["endpoint"]
@@ -135,7 +141,7 @@ def _name(source: object, kind: str) -> str:
     return re.sub(r"\W+", "_", file.stem if file.is_file() else file.name) or "questions"
 
 
-def _by_policy(
+def _score_policy(
     module: MTGRPO,
     sets: Mapping[str, QuestionData],
     trainer: L.Trainer,
@@ -151,7 +157,7 @@ def _by_policy(
         groups = module.evaluate(trainer, data, samples, checkpoint)
         checkpoint = None  # its weights are loaded
         place = (*module.position, trainer.global_rank, trainer.world_size)
-        own = list(recording.rows(groups, [None] * len(groups), name, *place))
+        own = list(recording.record_rows(groups, [None] * len(groups), name, *place))
         shares = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(shares, own)
@@ -159,7 +165,7 @@ def _by_policy(
     return rows
 
 
-def _by_server(
+def _score_server(
     module: MTGRPO,
     sets: Mapping[str, QuestionData],
     trainer: L.Trainer,
@@ -173,7 +179,7 @@ def _by_server(
     # a server's replies cannot be reproduced, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
     rows: dict[str, list[record.Row]] = {}
-    with rollout.live():
+    with rollout.running_tools():
         rollout.check(module.chat)
         for data in sets.values():
             module.collector.check_data(data)
@@ -185,18 +191,18 @@ def _by_server(
             )
             turns = rollout.max_turns
             groups = [score_group(group, module.rewards, turns) for group in attempts]
-            rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
+            rows[name] = list(recording.record_rows(groups, [None] * len(groups), name, 0, 0))
             if folder is not None:  # before anything else can fail, because replies are paid for
                 for logger in trainer.loggers:
                     _ = getattr(
                         logger, "experiment", None
                     )  # makes its folder: it warns if that has files already
-                recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
-            _keep(trainer, module, report_of({name: rows[name]}, not greedy))
+                recording.write_rows(rows[name], folder / "record" / str(record.FileName(name, 0)))
+            _save_evaluation(trainer, module, compute_report({name: rows[name]}, not greedy))
     return rows
 
 
-def _keep(trainer: L.Trainer, module: MTGRPO, figures: Figures) -> None:
+def _save_evaluation(trainer: L.Trainer, module: MTGRPO, figures: Figures) -> None:
     """Write the recipe and the metrics of an evaluation that no trainer ran."""
     row = {"iteration": 0, "epoch": 0} | {
         f"{name}/{key}": figure.mean

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from turnrl.plugin.text import counted
+from turnrl.plugin.text import format_count
 from turnrl.runs import record
 from turnrl.runs.table import Line, table_lines
 
-Figures = dict[str, dict[str, record.Figure]]
+Figures = dict[str, dict[str, record.Metric]]
 """By data set, then by name. If there are several data sets, the last one is `overall`."""
 
 
@@ -24,7 +24,7 @@ _MEANINGS = {
 """Descriptions of the figures of an attempt that are not named after a reward."""
 
 
-def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figures:
+def compute_report(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figures:
     """The figures of each data set. If there are several, `overall` has those of all questions
     together, each question counting the same.
 
@@ -36,21 +36,21 @@ def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figure
     if len(sets) > 1:
         sets["overall"] = [row for of_set in rows.values() for row in of_set]
     return {
-        name: record.figures(of_set) | (record.pass_at_k(of_set) if sampled else {})
+        name: record.compute_metrics(of_set) | (record.pass_at_k(of_set) if sampled else {})
         for name, of_set in sets.items()
     }
 
 
-def lines(figures: Figures, how: str) -> Iterator[str]:
+def format_lines(figures: Figures, how: str) -> Iterator[str]:
     """A line for each figure: its mean over the questions, and its interval.
 
     Args:
-        figures: See `report_of`.
+        figures: See `compute_report`.
         how: How the trajectories were sampled, such as `greedy`.
     """
     for name, of_set in figures.items():
         questions = max(figure.questions for figure in of_set.values())
-        yield f"\n{counted(questions, 'question')}, {how}"
+        yield f"\n{format_count(questions, 'question')}, {how}"
         lines = []
         for key, figure in of_set.items():
             found = key == "answer_in_results"
@@ -58,7 +58,7 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
                 continue
             few = figure.questions < questions
             why = ", whose answer can be found" if found else ""
-            note = f"  of {counted(figure.questions, 'question')}{why}" if few else ""
+            note = f"  of {format_count(figure.questions, 'question')}{why}" if few else ""
             ends = None if figure.low is None or figure.high is None else (figure.low, figure.high)
             lines.append(Line(f"{name}/{key}", figure.mean, ends, note=note))
         yield from table_lines(lines)
@@ -67,7 +67,7 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
     yield from (f"{name:18} {text}" for name, text in _MEANINGS.items() if name in shown)
 
 
-def as_json(asked: Mapping[str, object], figures: Figures) -> str:
+def to_json(asked: Mapping[str, object], figures: Figures) -> str:
     """The evaluated questions, and every figure with `mean`, `low`, `high` and its number of
     `questions`; null without any question."""
     plain = {name: {key: asdict(f) for key, f in of.items()} for name, of in figures.items()}

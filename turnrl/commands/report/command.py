@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import DataError
-from turnrl.plugin.text import say, visible
+from turnrl.plugin.text import make_visible, say
 from turnrl.runs.files import whole_file
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def _run(args: argparse.Namespace) -> None:
     if args.trajectories is not None and args.trajectories < 1:
         raise DataError(f"--trajectories is {args.trajectories}; it must be 1 or more.")
     file = Path(args.output)
-    write(args.runs, file, args.trajectories)
+    write_report(args.runs, file, args.trajectories)
     say(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
 
 
-def write(
+def write_report(
     runs: Sequence[str | Path],
     file: Path,
     most: int | None = None,
@@ -60,7 +60,7 @@ def write(
     Raises:
         DataError: If there is no run at one of the places, or the page cannot be written.
     """
-    from turnrl.commands.report.page import page
+    from turnrl.commands.report.page import render_page
     from turnrl.runs.load import open_runs
 
     opened = open_runs(runs)
@@ -68,9 +68,9 @@ def write(
         raise DataError(f"{str(file)!r} is a folder. Name a file in it: -o FILE.html.")
     try:
         with whole_file(file) as part, part.open("w", encoding="utf-8") as out:
-            out.writelines(page(opened, most))
+            out.writelines(render_page(opened, most))
     except OSError as error:
         raise DataError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     for run in opened:
         for problem in run.problems:
-            say(visible(f"{run.name}: {problem}"))
+            say(make_visible(f"{run.name}: {problem}"))

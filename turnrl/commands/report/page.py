@@ -18,14 +18,14 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
-from turnrl.credit.applied import Applied, Made, applied, make
+from turnrl.credit.apply import AppliedCredit, Made, apply_estimators, make_estimator
 from turnrl.credit.why import Term
 from turnrl.plugin.errors import DataError
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.runs import record
-from turnrl.runs.alarms import alarms
-from turnrl.runs.compare import Comparison, Side, compare, id_of, sides_of
-from turnrl.runs.load import Run, differences, experiments
+from turnrl.runs.alarms import find_alarms
+from turnrl.runs.compare import Comparison, Side, compare, question_key, sides_of
+from turnrl.runs.load import Run, differing_settings, group_experiments
 from turnrl.types.contracts import AdvantageEstimator
 
 _CHUNK = 48
@@ -34,12 +34,12 @@ _CHUNK = 48
 _SCRIPTS = ("building", "records", "charts", "overview", "list", "attempts", "moving")
 """The page's own scripts, which share one scope."""
 
-Shown = dict[str, object]
+LoggedIteration = dict[str, object]
 """A part of the page's JSON."""
 Advantages = Sequence[Sequence[float | None]]
 
 
-def page(runs: Sequence[Run], most: int | None = None) -> Iterator[str]:
+def render_page(runs: Sequence[Run], most: int | None = None) -> Iterator[str]:
     """The page, in pieces.
 
     Args:
@@ -59,10 +59,10 @@ def page(runs: Sequence[Run], most: int | None = None) -> Iterator[str]:
     )
     page = (assets / "report.html").read_text()
     yield page.format(policy=policy, title=html.escape(title), style=style)
-    listed = _Listed()
+    listed = _TrajectoryList()
     for number, run in enumerate(runs):
         for chunk in _chunks(run, most):
-            yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
+            yield _block(f"d{listed.chunks}", [_group_detail(members) for members in chunk])
             listed.add(number, chunk)
     yield _block("summary", _summary(runs, listed, title))
     yield f"<script>{script}</script>\n</body>\n</html>\n"
@@ -92,14 +92,14 @@ def _chunks(run: Run, most: int | None) -> Iterator[list[list[record.Row]]]:
 # ---------------------------------------------------------------------- summaries
 
 
-class _Listed:
+class _TrajectoryList:
     """The columns of all trajectories, for the list. A question is kept once."""
 
     def __init__(self) -> None:
         self.chunks = 0
         self.questions: dict[tuple[str, str, str], int] = {}
         self.numbers: dict[str, int] = {}
-        """Numbers of the validation questions, by their key (`id_of`)."""
+        """Numbers of the validation questions, by their key (`question_key`)."""
         self.columns: dict[str, list[object]] = {}
 
     def add(self, run: int, chunk: Sequence[Sequence[record.Row]]) -> None:
@@ -110,29 +110,29 @@ class _Listed:
                 asked = (row["question_id"] or "", row["question"], accepted)
                 question = self.questions.setdefault(asked, len(self.questions))
                 if row["split"] == "val":  # other splits may number their own questions alike
-                    self.numbers.setdefault(id_of(row), question)
+                    self.numbers.setdefault(question_key(row), question)
                 summary = {
                     "run": run,
                     "chunk": self.chunks,
                     "place": place,
                     "question": question,
                     "answer": (row["answer"] or "")[:200] if row["answer"] is not None else None,
-                    "total": _short(
+                    "total": _round_digits(
                         row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"])
                     ),
                     "tokens": sum(turn["tokens"] for turn in row["turns"]),
-                    "advantages": [_short(turn["advantage"]) for turn in row["turns"]],
+                    "advantages": [_round_digits(turn["advantage"]) for turn in row["turns"]],
                     **{name: row[name] for name in ("split", "iteration", "policy_version")},
                     **{name: row[name] for name in ("group", "member", "ended_by")},
-                    **{name: _short(row[name]) for name in ("outcome", *record.CURVES)},
+                    **{name: _round_digits(row[name]) for name in ("outcome", *record.CURVES)},
                 }
                 for name, value in summary.items():
                     self.columns.setdefault(name, []).append(value)
         self.chunks += 1
 
 
-def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> Shown:
-    compared = _compared(runs, listed)  # it may add to the problems of runs
+def _summary(runs: Sequence[Run], listed: _TrajectoryList, title: str) -> LoggedIteration:
+    compared = _compare_runs(runs, listed)  # it may add to the problems of runs
     return {
         "title": title,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -142,19 +142,19 @@ def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> Shown:
                 "folder": str(run.folder),
                 "problems": [*dict.fromkeys(run.problems)],
                 "metrics": run.metrics,
-                "alarms": [asdict(alarm) for alarm in alarms(run.metrics)],
+                "alarms": [asdict(alarm) for alarm in find_alarms(run.metrics)],
             }
             for run in runs
         ],
-        "experiments": experiments(runs),
-        "differences": differences(runs),
+        "experiments": group_experiments(runs),
+        "differences": differing_settings(runs),
         **compared,
         "questions": list(listed.questions),
         "trajectories": listed.columns,
     }
 
 
-def _compared(runs: Sequence[Run], listed: _Listed) -> Shown:
+def _compare_runs(runs: Sequence[Run], listed: _TrajectoryList) -> LoggedIteration:
     """Every run, or every experiment, compared with the first on the validation questions of
     both."""
     if len(runs) < 2:
@@ -166,7 +166,7 @@ def _compared(runs: Sequence[Run], listed: _Listed) -> Shown:
     return {"comparisons": [_comparison(c, listed) for c in comparisons], "not_compared": ""}
 
 
-def _comparison(comparison: Comparison, listed: _Listed) -> Shown:
+def _comparison(comparison: Comparison, listed: _TrajectoryList) -> LoggedIteration:
     """A comparison by its main figure. Questions are numbers in the list of all questions."""
     figure, numbers = comparison.figures[comparison.main], listed.numbers
 
@@ -189,7 +189,7 @@ def _comparison(comparison: Comparison, listed: _Listed) -> Shown:
     }
 
 
-def _short(value: float | None) -> float | None:
+def _round_digits(value: float | None) -> float | None:
     """The value with nine digits, more than float32 has."""
     return None if value is None else float(f"{value:.9g}")
 
@@ -197,19 +197,19 @@ def _short(value: float | None) -> float | None:
 # ------------------------------------------------------------------------ details
 
 
-def _detail(members: Sequence[record.Row]) -> Shown:
+def _group_detail(members: Sequence[record.Row]) -> LoggedIteration:
     """A group: its trajectories in full, and the derivation of each turn's advantage."""
     first = members[0]
     return {
         "mean": first["group_mean"],
         "std": first["group_std"],
-        "estimator": record.json_object(first["estimator"]) if first["estimator"] else None,
+        "estimator": record.parse_json_object(first["estimator"]) if first["estimator"] else None,
         "rows": [_row(row) for row in members],
-        "why": _why(members),
+        "why": _explain_credit(members),
     }
 
 
-def _row(row: record.Row) -> Shown:
+def _row(row: record.Row) -> LoggedIteration:
     asked = ("answers", "answer", "opening", "begins", "prompt_tokens", "sample_tokens")
     names = (*asked, "rewards", "figures", "turns")
     kept = {name: row[name] for name in names}
@@ -219,20 +219,20 @@ def _row(row: record.Row) -> Shown:
     return kept
 
 
-def _why(members: Sequence[record.Row]) -> list[Shown]:
+def _explain_credit(members: Sequence[record.Row]) -> list[LoggedIteration]:
     """The credit of this group by the run's estimator, then by every other estimator."""
     if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
         return []  # greedy: nothing was compared
-    name, rule = _recorded(members[0]["estimator"])
-    own, *rest = applied(record.group(members), rule, name)
-    return [_of_this_run(own, members), *(_credit(result, len(members)) for result in rest)]
+    name, rule = _load_estimator(members[0]["estimator"])
+    own, *rest = apply_estimators(record.restore_group(members), rule, name)
+    return [_recorded_credit(own, members), *(_credit(result, len(members)) for result in rest)]
 
 
-def _recorded(estimator: str | None) -> tuple[str, Made]:
+def _load_estimator(estimator: str | None) -> tuple[str, Made]:
     """The name of the run's estimator, and the estimator built again, or else the error."""
     if estimator is None:
         return "the estimator", LookupError("the record does not name it")
-    noted = record.json_object(estimator) or {}
+    noted = record.parse_json_object(estimator) or {}
     kinds = {"name": str, "class": str, "arguments": dict}
     if not all(isinstance(noted.get(key), kind) for key, kind in kinds.items()):
         return "the estimator", LookupError(f"the record has no JSON of it, but {estimator[:60]!r}")
@@ -240,7 +240,7 @@ def _recorded(estimator: str | None) -> tuple[str, Made]:
     if kind is None:
         return noted["name"], LookupError("it is not installed here")
     # an error if it is of another version, or has an argument that JSON cannot hold
-    return noted["name"], make(kind, **noted["arguments"])
+    return noted["name"], make_estimator(kind, **noted["arguments"])
 
 
 def _class_of(noted: Mapping[str, Any]) -> type | None:
@@ -252,23 +252,23 @@ def _class_of(noted: Mapping[str, Any]) -> type | None:
     kind = getattr(sys.modules.get(module), name, None)
     if isinstance(kind, type) and issubclass(kind, AdvantageEstimator):
         return kind
-    return installed("turnrl_estimators").get(noted["name"])
+    return load_classes("turnrl_estimators").get(noted["name"])
 
 
-def _of_this_run(own: Applied, members: Sequence[record.Row]) -> Shown:
+def _recorded_credit(own: AppliedCredit, members: Sequence[record.Row]) -> LoggedIteration:
     """The recorded credit, and the numbers behind it if the estimator reproduces it."""
     noted: Advantages = [[turn["advantage"] for turn in row["turns"]] for row in members]
     shown = _credit(own, len(members)) | {
         "missing": "",
-        "advantages": [[_short(advantage) for advantage in row] for row in noted],
+        "advantages": [[_round_digits(advantage) for advantage in row] for row in noted],
     }
-    problem = own.reason or _differs(noted, [*own.advantages.values()])
+    problem = own.reason or _describe_difference(noted, [*own.advantages.values()])
     if problem:
         shown |= {"terms": None, "unexplained": f"cannot be rebuilt: {problem}"}
     return shown
 
 
-def _differs(recorded: Advantages, again: Advantages) -> str:
+def _describe_difference(recorded: Advantages, again: Advantages) -> str:
     """A phrase about the first advantage that differs by more than float32 rounding; empty if none
     does."""
     pairs = [
@@ -284,11 +284,11 @@ def _differs(recorded: Advantages, again: Advantages) -> str:
     return ""
 
 
-def _credit(result: Applied, size: int) -> Shown:
+def _credit(result: AppliedCredit, size: int) -> LoggedIteration:
     """The part of the page about an estimator; a trajectory without credit has None."""
-    shown: Shown = {"name": result.name, "own": result.own, "missing": result.reason}
+    shown: LoggedIteration = {"name": result.name, "own": result.own, "missing": result.reason}
     if result.credit is not None:
-        rows = {i: [_short(value) for value in row] for i, row in result.advantages.items()}
+        rows = {i: [_round_digits(value) for value in row] for i, row in result.advantages.items()}
         terms = {i: [_terms(turn) for turn in row] for i, row in (result.terms or {}).items()}
         shown |= {
             "advantages": [rows.get(i) for i in range(size)],
@@ -298,6 +298,8 @@ def _credit(result: Applied, size: int) -> Shown:
     return shown
 
 
-def _terms(turn: Sequence[Term]) -> list[Shown]:
+def _terms(turn: Sequence[Term]) -> list[LoggedIteration]:
     rows = (asdict(term) for term in turn)
-    return [{k: _short(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return [
+        {k: _round_digits(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows
+    ]

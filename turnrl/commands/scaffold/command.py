@@ -40,7 +40,7 @@ def _new(args: argparse.Namespace) -> int:
         raise RecipeError(
             f"{str(folder)!r} is {kind}. Name another with --folder, or move it away."
         )
-    for path, text in package(name).items():
+    for path, text in render_package(name).items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -84,7 +84,7 @@ def plugin_name(word: str) -> str:
     return name
 
 
-def package(name: str) -> dict[Path, str]:
+def render_package(name: str) -> dict[Path, str]:
     """The files of a new plugin, by their paths within it: the template under another name.
 
     Args:
@@ -94,11 +94,13 @@ def package(name: str) -> dict[Path, str]:
     for path in sorted(TEMPLATE.rglob("*")):
         if path.is_file() and not path.parent.name.startswith((".", "__")):
             text = path.read_text(encoding="utf-8")
-            files[Path(renamed(str(path.relative_to(TEMPLATE)), name))] = renamed(text, name)
+            files[Path(rename_plugin(str(path.relative_to(TEMPLATE)), name))] = rename_plugin(
+                text, name
+            )
     return files
 
 
-def renamed(text: str, name: str) -> str:
+def rename_plugin(text: str, name: str) -> str:
     """A text of the template, or a path in it, with the plugin's name in place of `example`."""
     text = text.replace("turnrl_example", f"turnrl_{name.replace('-', '_')}")
     text = text.replace("turnrl-example", f"turnrl-{name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from turnrl.commands import COMMANDS
-from turnrl.commands.parser import parser_of
+from turnrl.commands.parser import build_parser
 from turnrl.plugin.errors import PluginError
 from turnrl.plugin.hooks import HOOKS, Commands, Plugin, working_plugins
 from turnrl.plugin.text import say
@@ -24,7 +24,7 @@ def _list(_: argparse.Namespace) -> int:
     for plugin in working:
         print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
         for hook in sorted(HOOKS):
-            brought = plugin.brings(hook)
+            brought = plugin.load_components(hook)
             if hook == "turnrl_commands":
                 names = _commands_of(plugin, faults)
             else:
@@ -38,5 +38,5 @@ def _list(_: argparse.Namespace) -> int:
 
 def _commands_of(plugin: Plugin, faults: list[PluginError]) -> list[str]:
     """The names of the commands that a plugin adds to turnrl's own; their faults go to `faults`."""
-    _, commands = parser_of(COMMANDS, [plugin], faults)
+    _, commands = build_parser(COMMANDS, [plugin], faults)
     return [name for name in commands.choices if name not in COMMANDS]

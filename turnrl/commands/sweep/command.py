@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from turnrl.plugin.errors import RecipeError
 from turnrl.plugin.text import say
-from turnrl.recipe.bundled import shown_recipe
-from turnrl.runs.claim import writable_part
+from turnrl.recipe.bundled import recipe_name
+from turnrl.runs.claim import find_writable
 
 if TYPE_CHECKING:
     from turnrl.commands.sweep.table import Table
@@ -83,14 +83,14 @@ def _run(args: argparse.Namespace, words: list[str]) -> Table:
     invocation, cells = read_cells(words, args.seeds, args.set)
     folder = Path(args.output) if args.output else default_folder(invocation)
     lines = Path(args.results) if args.results else folder / FILE
-    writable_part(folder)
-    writable_part(lines.parent)
-    say(f"turnrl sweep: {' + '.join(map(shown_recipe, invocation.files))}")
+    find_writable(folder)
+    find_writable(lines.parent)
+    say(f"turnrl sweep: {' + '.join(map(recipe_name, invocation.files))}")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "sweep.lock", timeout=0):
             sweep = Sweep(folder, cells, invocation.name, lines)
-            if sweep.todo:
+            if sweep.pending:
                 sweep.train(args.jobs)
             return sweep.close()
     except Timeout:

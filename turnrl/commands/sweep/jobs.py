@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from turnrl.commands.sweep.matrix import Cell
+from turnrl.commands.sweep.matrix import SweepRun
 from turnrl.plugin.errors import RecipeError
 
 _THREADS = [f"{name}_THREADS" for name in ("OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "VECLIB_MAXIMUM")]
@@ -57,7 +57,7 @@ class Job:
         threads: Number of its threads.
     """
 
-    cell: Cell
+    cell: SweepRun
     log: Path
     words: Sequence[str]
     threads: int
@@ -79,7 +79,7 @@ class Job:
                 start_new_session=True,
             )
 
-    def ended(self) -> int | None:
+    def exit_code(self) -> int | None:
         """The exit code, negative for a signal; None while it is at work."""
         code, pipe = self._process.poll(), self._process.stdin
         if code is not None and pipe is not None and not pipe.closed:
@@ -89,7 +89,7 @@ class Job:
 
     def kill(self) -> None:
         """End it at once."""
-        while self.ended() is None:
+        while self.exit_code() is None:
             self.signal(signal.SIGKILL)
             time.sleep(0.01)
 
@@ -127,25 +127,27 @@ class Jobs:
             for job in self.running:
                 job.signal(signal.SIGTERM)
             deadline = time.monotonic() + _GRACE_S
-            while time.monotonic() < deadline and any(job.ended() is None for job in self.running):
+            while time.monotonic() < deadline and any(
+                job.exit_code() is None for job in self.running
+            ):
                 time.sleep(0.05)
         finally:  # also after a second Ctrl-C
             for job in self.running:
                 job.kill()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if every place is taken."""
         return len(self.running) >= self._most
 
-    def begin(self, cell: Cell, log: Path, words: Sequence[str]) -> None:
+    def begin(self, cell: SweepRun, log: Path, words: Sequence[str]) -> None:
         """Start a run in a free place."""
         self.running.append(Job(cell, log, words, self._threads))
 
     def wait(self) -> list[tuple[Job, int]]:
         """Wait for a moment, and take the runs that have ended, with their exit codes."""
         time.sleep(0.1)
-        ended = [(job, code) for job in self.running if (code := job.ended()) is not None]
+        ended = [(job, code) for job in self.running if (code := job.exit_code()) is not None]
         for job, _ in ended:
             self.running.remove(job)
         return ended

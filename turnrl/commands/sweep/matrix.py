@@ -21,7 +21,7 @@ from typing import Any
 
 from turnrl.plugin.errors import RecipeError
 from turnrl.recipe.invocation import Invocation, read_invocation
-from turnrl.recipe.merging import listed
+from turnrl.recipe.merging import as_list
 from turnrl.runs.find import RUNS
 
 _SEEDS_LIMIT = 10_000
@@ -31,7 +31,7 @@ _NAME_LENGTH = 60
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepRun:
     """One run: a recipe with settings and a seed.
 
     Args:
@@ -81,14 +81,14 @@ class Cell:
         return [*self.arguments, f"--seed_everything={self.seed}", option]
 
 
-def title(settings: Mapping[str, str]) -> str:
+def format_settings(settings: Mapping[str, str]) -> str:
     """Settings as a user gave them, in one line."""
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def read_cells(
     words: Sequence[str], seeds: str | None, sets: Sequence[str]
-) -> tuple[Invocation, list[Cell]]:
+) -> tuple[Invocation, list[SweepRun]]:
     """The runs of a sweep, the first seed of every setting first.
 
     Args:
@@ -120,17 +120,18 @@ def read_cells(
         digest = _digest(read.contents)
         if (first := by_digest.setdefault(digest, settings)) is not settings:
             raise RecipeError(
-                f"{title(first)} and {title(settings)} are the same recipe. Leave one out."
+                f"{format_settings(first)} and {format_settings(settings)} are the same recipe. "
+                f"Leave one out."
             )
         trainer = read.contents["trainer"]
         # the loggers, except for the one that keeps the folder of a run
         loggers = (
             logger
-            for logger in listed(trainer["logger"])
-            if isinstance(logger, dict) and logger.get("init_args") != read.place.logger
+            for logger in as_list(trainer["logger"])
+            if isinstance(logger, dict) and logger.get("init_args") != read.location.logger
         )
         more = tuple(read.arguments), tuple(loggers)
-        cells += [Cell(settings, seed, digest, *more) for seed in numbers]
+        cells += [SweepRun(settings, seed, digest, *more) for seed in numbers]
     return invocation, sorted(cells, key=lambda cell: numbers.index(cell.seed))
 
 
@@ -160,7 +161,7 @@ def read_set(text: str) -> tuple[str, list[str]]:
         RecipeError: If it has no key or no value, a value twice, or a key that the sweep decides.
     """
     key, _, rest = text.partition("=")
-    values = [value.strip() for value in _split(rest)]
+    values = [value.strip() for value in _split_values(rest)]
     if not re.fullmatch(r"\w[\w.-]*\+?", key) or "" in values:
         raise RecipeError(
             f"--set is {text!r}, which is not a key with its values. Give --set "
@@ -171,7 +172,7 @@ def read_set(text: str) -> tuple[str, list[str]]:
     return key, values
 
 
-def _split(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     depth, parts = 0, [""]
     for letter in text:
         depth += (letter in "[{") - (letter in "]}")
@@ -202,25 +203,25 @@ def _digest(contents: Mapping[str, Any]) -> str:
         kept.pop(seed_or_place, None)
     where = [place.split(".")[-1] for place in _PLACES]
     kept["trainer"] = {k: v for k, v in contents["trainer"].items() if k not in where}
-    text = json.dumps(_plain(kept), sort_keys=True, default=str)
+    text = json.dumps(_normalise_value(kept), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _plain(value: object) -> object:
+def _normalise_value(value: object) -> object:
     """A value in a uniform spelling, so that 2e-4 equals 0.0002, and a class equals its name."""
     if isinstance(value, Mapping):
         if "class_path" in value and not any(v for k, v in value.items() if k != "class_path"):
             return value["class_path"]
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _normalise_value(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_normalise_value(item) for item in value]
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError):
             return float(value)
     return value
 
 
-def check(cells: Iterable[Cell], folder: Path) -> str:
+def check(cells: Iterable[SweepRun], folder: Path) -> str:
     """Build the recipes of runs, as `turnrl fit` does before it begins, without running them.
 
     Args:
@@ -246,4 +247,4 @@ def check(cells: Iterable[Cell], folder: Path) -> str:
 
 def default_folder(invocation: Invocation) -> Path:
     """`runs/NAME-sweep`, or beside the other runs of the recipe."""
-    return invocation.place.home or RUNS / f"{invocation.name}-sweep"
+    return invocation.location.home or RUNS / f"{invocation.name}-sweep"

@@ -30,7 +30,7 @@ class Result:
     """The figures of a finished run.
 
     Args:
-        digest: Digest of its recipe; see `Cell`.
+        digest: Digest of its recipe; see `SweepRun`.
         seed: Its seed.
         settings: Its values of `--set`, by key.
         recipe: Name of the recipe.
@@ -67,7 +67,7 @@ Results = dict[tuple[str, int], Result]
 """Finished runs, by digest and seed."""
 
 
-def read(file: Path) -> tuple[Results, list[str]]:
+def read_results(file: Path) -> tuple[Results, list[str]]:
     """The finished runs in a file, and a sentence for each broken line.
 
     Args:
@@ -84,7 +84,7 @@ def read(file: Path) -> tuple[Results, list[str]]:
     return results, problems
 
 
-def append(file: Path, result: Result) -> None:
+def append_result(file: Path, result: Result) -> None:
     """Add a line for a run. The line is there whole or not at all, and replaces a torn last
     line."""
     lines = _lines(file)
@@ -95,7 +95,7 @@ def append(file: Path, result: Result) -> None:
         new.write_text("\n".join(lines) + "\n", "utf-8", "surrogateescape")
 
 
-def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+def read_curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
     """The curves of a run.
 
     Args:
@@ -114,17 +114,17 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
             seconds += sampled_s + sum(row.get(name, math.nan) for name in further)
         if any(name.startswith("val/") for name in row):
             validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
-    names = sorted({name for row in validated for name in row if _is_kept(name)})
+    names = sorted({name for row in validated for name in row if _is_recorded(name)})
     places = ("iteration", "step", "sampled_tokens", "seconds")
-    return {n: [_short(row.get(n)) for row in validated] for n in (*places, *names) if validated}
+    return {n: [_shorten(row.get(n)) for row in validated] for n in (*places, *names) if validated}
 
 
-def _is_kept(name: str) -> bool:
+def _is_recorded(name: str) -> bool:
     split, _, figure = name.partition("/")
     return split == "val" or figure in record.CURVES or name == "rollout/turns"
 
 
-def _short(value: float | None) -> float | None:
+def _shorten(value: float | None) -> float | None:
     short = None if value is None or math.isnan(value) else float(f"{value:.{_DIGITS}g}")
     return int(short) if short is not None and short == int(short) else short
 
@@ -148,7 +148,7 @@ def _result(line: str) -> Result | None:
     return result if alike and curves.keys() >= {"sampled_tokens", "iteration"} else None
 
 
-def area(points: Sequence[tuple[float, float]], end: float) -> float:
+def area_under_curve(points: Sequence[tuple[float, float]], end: float) -> float:
     """The area under a curve from its first point to an end, by the trapezoid rule, divided by the
     width.
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from turnrl.commands.sweep.matrix import Cell, title
-from turnrl.commands.sweep.results import MAIN, Result, Results, area
-from turnrl.plugin.text import counted
+from turnrl.commands.sweep.matrix import SweepRun, format_settings
+from turnrl.commands.sweep.results import MAIN, Result, Results, area_under_curve
+from turnrl.plugin.text import format_count
 from turnrl.runs import record
-from turnrl.runs.statistics import Difference, by_seed, student
-from turnrl.runs.table import Line, letter, table_lines, wrap_lines
+from turnrl.runs.statistics import Difference, difference_by_seed, student_interval
+from turnrl.runs.table import Line, side_letter, table_lines, wrap_lines
 
 _FIRST = ("area", *record.CURVES)
 """Metrics at the top of the table."""
@@ -32,8 +32,8 @@ class Setting:
 
     Args:
         settings: The values of `--set`, by key.
-        values: By metric, the value of each seed that finished: `area`, then metrics of the last
-            validation.
+        values: By metric, the value of each seed that finished: `area_under_curve`, then metrics of
+            the last validation.
         gains: By metric, the difference from the first setting, paired by seed. Empty for the
             first setting; without metrics for which the two share fewer than two seeds.
     """
@@ -62,7 +62,7 @@ class Table:
     rows: Sequence[Setting]
     main: str
     tokens: float
-    missing: Sequence[Cell]
+    missing: Sequence[SweepRun]
 
     def lines(self) -> Iterator[str]:
         """The table as lines of at most 80 columns."""
@@ -71,13 +71,19 @@ class Table:
             return
         for number, row in enumerate(self.rows):
             seeds = f"seed{'s' * (len(row.seeds) > 1)} {', '.join(map(str, row.seeds))}"
-            title_of_row = title(row.settings) or "the recipe"
-            yield from wrap_lines(f"{title_of_row}: {seeds}", f"{letter(number):3}")
+            title_of_row = format_settings(row.settings) or "the recipe"
+            yield from wrap_lines(f"{title_of_row}: {seeds}", f"{side_letter(number):3}")
         yield ""
         names = dict.fromkeys(name for row in self.rows for name in row.values)
         yield from table_lines(
             [
-                Line(name, fmean(values), student(values), letter(number), row.gains.get(name))
+                Line(
+                    name,
+                    fmean(values),
+                    student_interval(values),
+                    side_letter(number),
+                    row.gains.get(name),
+                )
                 for name in sorted(names, key=_order)
                 for number, row in enumerate(self.rows)
                 if (values := [*row.values.get(name, {}).values()])
@@ -105,12 +111,12 @@ class Table:
         for number, row in enumerate(self.rows):
             for name, values in row.values.items():
                 if len(values) < len(row.seeds):
-                    yield f"{name} of {letter(number)} is over {len(values)} of its seeds."
+                    yield f"{name} of {side_letter(number)} is over {len(values)} of its seeds."
         if self.missing:
-            yield f"Not finished, and in no figure: {counted(len(self.missing), 'run')}."
+            yield f"Not finished, and in no figure: {format_count(len(self.missing), 'run')}."
 
 
-def tabulate(cells: Sequence[Cell], results: Results) -> Table:
+def tabulate(cells: Sequence[SweepRun], results: Results) -> Table:
     """The table of runs.
 
     Args:
@@ -133,7 +139,9 @@ def tabulate(cells: Sequence[Cell], results: Results) -> Table:
             for name, value in _metrics(run, main, tokens).items():
                 values.setdefault(name, {})[run.seed] = value
         base = rows[0].values if rows else {}
-        pairs = {name: by_seed(base[name], values[name]) for name in values if name in base}
+        pairs = {
+            name: difference_by_seed(base[name], values[name]) for name in values if name in base
+        }
         gains = {name: gain for name, gain in pairs.items() if gain is not None}
         rows.append(Setting(settings[digest], values, gains))
     return Table(rows, main, tokens, [cell for cell in cells if cell.key not in results])
@@ -144,7 +152,7 @@ def _metrics(result: Result, main: str, tokens: float) -> dict[str, float]:
     metrics = {}
     rewards = ["val/reward/total", *["val/reward/outcome"][: main != MAIN[0]]]
     if tokens and (points := result.points(main)):
-        metrics["area"] = area(points, tokens)
+        metrics["area"] = area_under_curve(points, tokens)
     for name, curve in result.curves.items():
         shown = not name.startswith("val/reward/") or name in rewards
         shown = shown and name not in _LEFT_OUT and name.partition("/")[0] not in _PLACES

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from turnrl.commands.sweep import results
 from turnrl.commands.sweep.jobs import Job, Jobs, share_cores
-from turnrl.commands.sweep.matrix import Cell, check
+from turnrl.commands.sweep.matrix import SweepRun, check
 from turnrl.commands.sweep.table import Table, tabulate
 from turnrl.plugin.errors import DataError, TurnRLError
-from turnrl.plugin.text import counted, say, visible
+from turnrl.plugin.text import format_count, make_visible, say
 from turnrl.runs.files import whole_file
 from turnrl.runs.load import open_runs
 
@@ -40,18 +40,18 @@ class Sweep:
         lines: The file with a line for each finished run. It may not exist yet.
     """
 
-    def __init__(self, folder: Path, cells: Sequence[Cell], recipe: str, lines: Path) -> None:
+    def __init__(self, folder: Path, cells: Sequence[SweepRun], recipe: str, lines: Path) -> None:
         self._folder, self._cells, self._recipe, self._lines = folder, cells, recipe, lines
-        self._results, problems = results.read(lines)
-        todo, count = self.todo, len(cells)
+        self._results, problems = results.read_results(lines)
+        todo, count = self.pending, len(cells)
         settings = len({cell.digest for cell in cells})
-        of_each = f" ({settings} settings x {counted(count // settings, 'seed')})"
+        of_each = f" ({settings} settings x {format_count(count // settings, 'seed')})"
         product = of_each if settings > 1 else ""
         done = f", {count - len(todo)} of them done" if len(todo) < count else ""
-        say("\n".join([f"{counted(count, 'run')}{product} in {folder}{done}", *problems]))
+        say("\n".join([f"{format_count(count, 'run')}{product} in {folder}{done}", *problems]))
 
     @property
-    def todo(self) -> list[Cell]:
+    def pending(self) -> list[SweepRun]:
         """The runs that are not done."""
         return [cell for cell in self._cells if cell.key not in self._results]
 
@@ -65,29 +65,29 @@ class Sweep:
         Raises:
             RecipeError: If there is a mistake.
         """
-        queue = self.todo
+        queue = self.pending
         recipes = len({cell.digest for cell in queue})
         subject = f"{recipes} settings" if recipes > 1 else "the recipe"
         say(f"checking {subject}; this loads torch and Lightning")
         kind = check(queue, self._folder)
         most, threads = share_cores(at_a_time, kind)
-        say(f"{most} at a time, {counted(threads, 'thread')} each, on {kind}")
+        say(f"{most} at a time, {format_count(threads, 'thread')} each, on {kind}")
         left = len(queue)
         try:
             with Jobs(most, threads) as jobs:
                 while queue or jobs.running:
-                    while queue and not jobs.full:
+                    while queue and not jobs.is_full:
                         self._begin(queue.pop(0), jobs)
                     for job, code in jobs.wait():
                         left -= 1
                         self._end(job, code, left, threads)
         except KeyboardInterrupt:
             count = len(self._cells)
-            done = count - len(self.todo)
-            say(f"\n{done} of {counted(count, 'run')} are done. Repeat the command to resume.")
+            done = count - len(self.pending)
+            say(f"\n{done} of {format_count(count, 'run')} are done. Repeat the command to resume.")
             raise
 
-    def _begin(self, cell: Cell, jobs: Jobs) -> None:
+    def _begin(self, cell: SweepRun, jobs: Jobs) -> None:
         """Begin a run, or resume it in its own folder."""
         home = self._folder / cell.name
         words = ["fit", *cell.words(self._folder)]
@@ -108,24 +108,24 @@ class Sweep:
         except TurnRLError as error:
             _log(f"FAILED  {job.cell}: {error}. {rest}")
             for line in job.tail(_TAIL):
-                say(f"          | {visible(line)}")
+                say(f"          | {make_visible(line)}")
             say(f"          the whole log: {job.log}")
             return
-        results.append(self._lines, result)
+        results.append_result(self._lines, result)
         self._results[job.cell.key] = result
         ends = ((name, points[-1][1]) for name in results.MAIN if (points := result.points(name)))
         name, end = next(ends, ("", 0.0))
         reached = f", {name.removeprefix('val/')} {end:.3f}" if name else ""
         _log(f"done    {job.cell}{reached}, {rest}")
 
-    def _result(self, cell: Cell, threads: int) -> results.Result:
+    def _result(self, cell: SweepRun, threads: int) -> results.Result:
         """The line of a run that ended well.
 
         Raises:
             DataError: If it left no figures.
         """
         (run,) = open_runs([self._folder / cell.name / "version_0"])
-        curves = results.curves(run.metrics)
+        curves = results.read_curves(run.metrics)
         if not curves:
             raise DataError("it validated nothing, so it has no figures. Set data.val")
         return results.Result(

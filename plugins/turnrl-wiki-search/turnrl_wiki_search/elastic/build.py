@@ -12,7 +12,7 @@ from turnrl.plugin.patience import Unavailable
 from turnrl.types import Passage
 from turnrl_wiki_search.elastic.client import RETRIED, Connection
 from turnrl_wiki_search.elastic.search import read_description
-from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, info_from, remark
+from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, parse_info, print_remark
 from turnrl_wiki_search.settings import RETRIES, Elasticsearch
 from turnrl_wiki_search.sources import Corpus
 
@@ -89,7 +89,7 @@ class _Builder:
         self._call(
             lambda: self._client.indices.put_mapping(index=self._name, meta={"turnrl": meta})
         )
-        return info_from(meta, self._name, "")
+        return parse_info(meta, self._name, "")
 
     def _create(self, meta: dict[str, Any], overwrite: bool) -> None:
         """Make the index. Its description has no number of passages before the build ends."""
@@ -151,7 +151,9 @@ class _Builder:
         An unmerged index is complete too, so a failure is only printed.
         """
         if passages > _LONG_MERGE:
-            remark(f"index {self._name!r} has all passages; the server merges it for some minutes")
+            print_remark(
+                f"index {self._name!r} has all passages; the server merges it for some minutes"
+            )
         patient = self._client.options(request_timeout=_LONGEST_MERGE_S)
         try:
             patient.indices.forcemerge(index=self._name, max_num_segments=1)
@@ -159,4 +161,4 @@ class _Builder:
             meaning = self._connection.translate(error)
             if meaning is error:
                 raise
-            remark(f"index {self._name!r} was not merged, so it is slower ({meaning})")
+            print_remark(f"index {self._name!r} was not merged, so it is slower ({meaning})")

@@ -11,9 +11,9 @@ from turnrl import ToolError
 from turnrl.plugin.patience import Patience, Unavailable
 from turnrl.types import Passage
 from turnrl_wiki_search.elastic.client import RETRIED, Connection
-from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, info_from
+from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, parse_info
 from turnrl_wiki_search.settings import RETRIES, Elasticsearch
-from turnrl_wiki_search.sources import passage_of
+from turnrl_wiki_search.sources import make_passage
 
 _BATCH = 64
 _LANES = 2
@@ -35,7 +35,7 @@ class ElasticIndex(SearchIndex):
         self._connection = Connection(settings)
         self._free = threading.Semaphore(_LANES)
         self._patience = Patience(
-            self._connection.label, settings.wait_s, self._away, RETRIES, setting="wait_s"
+            self._connection.label, settings.wait_s, self._away_error, RETRIES, setting="wait_s"
         )
 
     def info(self) -> IndexInfo:
@@ -60,7 +60,7 @@ class ElasticIndex(SearchIndex):
                 f"index {self._name!r} at {self._connection.label} is unfinished. Wait for the "
                 f"build, or build it again with '{build} --overwrite'."
             )
-        return info_from(meta, self._name, build)
+        return parse_info(meta, self._name, build)
 
     def _foreign_info(self, fields: Mapping[str, str]) -> IndexInfo:
         """Describe an index that turnrl did not build, and check that its fields can be searched.
@@ -120,7 +120,7 @@ class ElasticIndex(SearchIndex):
             request.ask(lambda: self._ask(queries, k, answers))
         return [answers[i] for i in range(len(queries))]
 
-    def _away(self, problem: str) -> ToolError:
+    def _away_error(self, problem: str) -> ToolError:
         resume = (
             "; then resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s'"
         )
@@ -190,7 +190,7 @@ class ElasticIndex(SearchIndex):
             "\n".join(map(str, values.get(self._fields.get(part), ())))
             for part in ("title", "text")
         )
-        return passage_of(hit["_id"], title, text)
+        return make_passage(hit["_id"], title, text)
 
     def _fault(self, reply: Mapping[str, Any]) -> Unavailable | None:
         """The reason why a search has no complete answer; None if it has one.

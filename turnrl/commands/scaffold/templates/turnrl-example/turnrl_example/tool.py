@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import final
 
 from turnrl import Tool, ToolCall, ToolResult
-from turnrl.plugin.text import contained_answer
+from turnrl.plugin.text import find_contained_answer
 from turnrl_example.facts import FACTS, countries
 
 
@@ -39,7 +39,7 @@ class ExampleLookup(Tool):
 
     def _find(self, query: str) -> ToolResult:
         for name, row in countries().items():
-            if contained_answer(query, [name]):
+            if find_contained_answer(query, [name]):
                 facts = " ".join(f"Its {fact} is {row[fact]}." for fact in FACTS)
                 return ToolResult(f"{name} is a country. {facts}")
         # The policy's own mistake: it reads this message, and its next turn can do better. If the

@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
 from turnrl.plugin.text import say
-from turnrl.runs.config import SECTIONS, flat_settings, load_yaml
+from turnrl.runs.config import SECTIONS, flatten_settings, load_yaml
 
 _LONGEST = 60
 """Characters of a value to show."""
@@ -52,18 +52,19 @@ class ResumeNotes(L.Callback):
                 self._compare(trainer, saved, now)
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
-        changed = changes(saved, now)
+        changed = changed_settings(saved, now)
         if trainer.is_global_zero and changed:
             say("turnrl: resumes with changed settings:", sys.stderr)
             for key, (old, new) in sorted(changed.items()):
-                say(f"  {key}: {_cut(old)} -> {_cut(new)}", sys.stderr, indent="    ")
+                say(f"  {key}: {_shorten(old)} -> {_shorten(new)}", sys.stderr, indent="    ")
 
 
-def changes(old: object, new: object) -> dict[str, tuple[str, str]]:
+def changed_settings(old: object, new: object) -> dict[str, tuple[str, str]]:
     """The settings in which two recipes differ, by dotted keys, with both values as text. Settings
     of the place where a run writes do not count."""
     sides = [
-        dict(flat_settings(recipe)) if isinstance(recipe, Mapping) else {} for recipe in (old, new)
+        dict(flatten_settings(recipe)) if isinstance(recipe, Mapping) else {}
+        for recipe in (old, new)
     ]
     pairs = {
         key: (str(sides[0].get(key, "not set")), str(sides[1].get(key, "not set")))
@@ -73,5 +74,5 @@ def changes(old: object, new: object) -> dict[str, tuple[str, str]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _cut(value: str) -> str:
+def _shorten(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

@@ -16,7 +16,7 @@ from turnrl import types
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
-from turnrl.plugin.errors import PluginError, RecipeError, blaming, kind_of
+from turnrl.plugin.errors import PluginError, RecipeError, blaming, describe_value
 from turnrl.types import (
     Completion,
     Engine,
@@ -32,7 +32,7 @@ from turnrl.types import (
 )
 
 Says = str | Reading
-"""A demonstrated turn: its text, or a `Reading`, which the turn scheme writes as text."""
+"""A demonstrated turn: its text, or a `Reading`, which the segmenter writes as text."""
 Demonstrator = Callable[[types.Attempt, random.Random], Says | Awaitable[Says]]
 """Gives the next turn of an attempt. The random numbers belong to the attempt and the turn."""
 
@@ -62,12 +62,12 @@ def play_demonstrations(
         PluginError: If the demonstrator raises, or gives no text.
         RecipeError: If a turn is longer than a policy's may be.
     """
-    scheme, sampling = rollout.scheme, rollout.sampling
+    scheme, sampling = rollout.segmenter_loop, rollout.sampling
 
     async def write_turn(attempt: Attempt) -> Reply:
         text = await _write(demonstrate, attempt, scheme.plugin)
         turn, (conversation,) = len(attempt.turns), attempt.conversations
-        ids = chat.turn(text, sampling.stop, _next_role(scheme.plugin, text, turn))
+        ids = chat.encode_turn(text, sampling.stop, _next_role(scheme.plugin, text, turn))
         if len(ids) > sampling.max_tokens:
             raise RecipeError(
                 f"the demonstrator gave a turn of {len(ids)} tokens on question "
@@ -102,7 +102,7 @@ async def _write(demonstrate: Demonstrator, attempt: Attempt, segmenter: Segment
     text = segmenter.write(shown) if isinstance(shown, Reading) else shown
     if not isinstance(text, str) or not text.strip():
         raise PluginError(
-            f"the demonstrator gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of "
+            f"the demonstrator gave {text!r:.80} ({describe_value(text)}) for turn {turn + 1} of "
             f"question {question_id!r}. Return the text of the turn, or a turnrl.Reading."
         )
     return text

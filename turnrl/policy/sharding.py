@@ -29,7 +29,7 @@ from turnrl.plugin.errors import CheckpointError
 _T = TypeVar("_T")
 
 
-def divide(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
+def shard(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
     """Divide the weights of a policy, layer by layer, among the processes of a mesh. Each layer
     moves to the device whole, and only this process's part of it stays there.
 
@@ -48,14 +48,14 @@ def divide(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *me
         register_fsdp_forward_method(policy, method)
 
 
-def whole(value: _T) -> _T:
+def gather_full(value: _T) -> _T:
     """The value, with each divided tensor in it whole and on the CPU in the first of the processes
     that share it. All of them have to call this; the others keep their parts."""
-    return cast(_T, tree_map(_gathered, value))
+    return cast(_T, tree_map(_gather, value))
 
 
-def whole_state(network: nn.Module, trained_alone: bool) -> dict[str, Tensor]:
-    """The weights of a network by name, as `whole` gives them.
+def gather_full_state(network: nn.Module, trained_alone: bool) -> dict[str, Tensor]:
+    """The weights of a network by name, as `gather_full` gives them.
 
     Args:
         network: The network.
@@ -70,19 +70,19 @@ def whole_state(network: nn.Module, trained_alone: bool) -> dict[str, Tensor]:
             continue
         key = id(value if parameter is None else parameter)
         if key not in gathered:
-            gathered[key] = whole(value)
+            gathered[key] = gather_full(value)
         state[name] = gathered[key]
     return state
 
 
-def _gathered(value: object) -> object:
+def _gather(value: object) -> object:
     if not isinstance(value, DTensor):
         return value
     every = value.full_tensor()
     return every.cpu() if value.device_mesh.get_local_rank() == 0 else value
 
 
-def part_of(value: Tensor, like: Tensor) -> Tensor:
+def local_part(value: Tensor, like: Tensor) -> Tensor:
     """This process's part of a tensor that every process has whole, divided in the way of
     `like`."""
     if not isinstance(like, DTensor):
@@ -176,7 +176,7 @@ class FSDP2(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The whole state of an optimiser."""
-        return whole(ParallelStrategy.optimizer_state(self, optimizer))
+        return gather_full(ParallelStrategy.optimizer_state(self, optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, object]) -> None:
         """Give each optimiser its parts of a whole state."""
@@ -215,7 +215,7 @@ def _part_of_moment(value: object, parameter: Tensor) -> object:
             f"{tuple(parameter.shape)}, and with trainer.strategy fsdp2 only moments of the "
             "weight's own shape can be resumed. Take ddp, or an optimiser such as AdamW."
         )
-    return part_of(value, parameter)
+    return local_part(value, parameter)
 
 
 StrategyRegistry.register("fsdp2", FSDP2, "Divides the policy of MTGRPO over all processes")

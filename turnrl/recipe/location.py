@@ -6,13 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from turnrl.recipe.merging import PARTS, Contents, Editable, listed
+from turnrl.recipe.merging import PARTS, Contents, Editable, as_list
 from turnrl.runs.claim import next_version
 from turnrl.runs.find import RUNS
 
 
 @dataclass(frozen=True)
-class RunPlace:
+class RunLocation:
     """Where a run writes.
 
     Args:
@@ -40,7 +40,7 @@ class RunPlace:
     def trained(self) -> Path:
         """The folder of the runs of `fit`, in which `last` and `best` are looked up."""
         home = self.home or RUNS / self.name
-        return Path(str(home).removesuffix(suffix_of(self.command)))
+        return Path(str(home).removesuffix(folder_suffix(self.command)))
 
     @cached_property
     def folder(self) -> Path | None:
@@ -70,7 +70,7 @@ class RunPlace:
         return f"{kept}: trainer.logger is false"
 
 
-def suffix_of(command: str) -> str:
+def folder_suffix(command: str) -> str:
     """The ending of the name of the folder that has a command's runs."""
     return "" if command == "fit" else f"-{command}"
 
@@ -85,7 +85,7 @@ def with_own_logger(value: object, name: str, root: str) -> tuple[Any, Editable]
     Returns:
         The recipe's loggers, beginning with this one if it is among them; and its settings.
     """
-    items = listed(value)
+    items = as_list(value)
     loggers = [{"class_path": item} if isinstance(item, str) else item for item in items]
     if not loggers:
         return [], {}

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
+from turnrl.agent.agent_loop import AgentLoop
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
-from turnrl.plugin.errors import PluginError, blaming, kind_of
+from turnrl.plugin.errors import PluginError, blaming, describe_value
 from turnrl.types import AttemptOver, Player, ToolSpec, Trajectory
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _LEAVE_S = 5.0
 
 @final
 @dataclass(frozen=True)
-class Played(Driver):
+class PlayerLoop(AgentLoop):
     """A player, with the tools that its attempts may call.
 
     Args:
@@ -39,23 +39,25 @@ class Played(Driver):
     branches: ClassVar[bool] = False
 
     def check(self, chat: ChatFormat) -> None:
-        """See `Driver.check`."""
+        """See `AgentLoop.check`."""
         what = f"{self.name}.check on {str(self.specs)[:200]!r}"
         with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
             self.plugin.check(self.specs)
-        if misfit := self.misfit(chat.opens([{"role": "user", "content": "?"}]), "a prompt"):
+        if misfit := self.find_misfit(
+            chat.open_thought([{"role": "user", "content": "?"}]), "a prompt"
+        ):
             _logger.warning(misfit)
 
     async def advance(self, attempt: Attempt) -> None:
-        """See `Driver.advance`. The attempt is played to its end."""
-        await let_play(self.plugin, attempt)
+        """See `AgentLoop.advance`. The attempt is played to its end."""
+        await run_player(self.plugin, attempt)
 
-    def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
-        """See `Driver.sent`. A player sends messages of its own."""
-        return chat.sent(trajectory)
+    def text_before_turns(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
+        """See `AgentLoop.text_before_turns`. A player sends messages of its own."""
+        return chat.text_before_turns(trajectory)
 
 
-async def let_play(player: Player, attempt: Attempt) -> None:
+async def run_player(player: Player, attempt: Attempt) -> None:
     """Have a player play an attempt to its end.
 
     Raises:
@@ -70,7 +72,7 @@ async def let_play(player: Player, attempt: Attempt) -> None:
             if not inspect.iscoroutine(play):
                 fix = "Write `async def play(self, attempt):`."
                 raise PluginError(f"{what} gave no coroutine. {fix}")
-            answer = await _played(play, attempt, what)
+            answer = await _run_play(play, attempt, what)
     except Exception:
         if attempt.fault is None:
             raise
@@ -81,18 +83,18 @@ async def let_play(player: Player, attempt: Attempt) -> None:
     if not attempt.turns:
         raise PluginError(f"{what} asked for no reply. Await attempt.reply at least once.")
     if not isinstance(answer, str | None):
-        raise PluginError(f"{what} returned {kind_of(answer)}. Return a text, or None.")
+        raise PluginError(f"{what} returned {describe_value(answer)}. Return a text, or None.")
     attempt.end("player" if answer is None else "answer", answer)
 
 
-async def _played(
+async def _run_play(
     play: Coroutine[object, object, str | None], attempt: Attempt, what: str
 ) -> str | None:
     """Run `play` in a task of its own, and return its result once its calls have ended too."""
     task = asyncio.ensure_future(play)
     try:
         await asyncio.wait([task])
-        await attempt.calls_ended()
+        await attempt.wait_for_calls()
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):  # a player that goes on even so is abandoned

@@ -8,7 +8,7 @@ from itertools import islice
 from turnrl.types import TokenRow, TokenScores, Trajectory
 
 
-def read_trajectories(
+def score_trajectories(
     trajectories: Sequence[Trajectory], read: Callable[[Sequence[TokenRow]], Sequence[TokenScores]]
 ) -> list[TokenScores]:
     """Read the tokens that trajectories sampled.

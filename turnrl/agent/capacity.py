@@ -27,7 +27,7 @@ ALONE = Shares()
 
 
 @dataclass(frozen=True)
-class Places:
+class Capacity:
     """Counts the attempts that fit, each with the branches of its probes.
 
     Args:
@@ -38,7 +38,7 @@ class Places:
     toolsets: Sequence[Toolset]
     max_turns: int
 
-    def at_once(self, sampler: Sampler, probes: int, shares: Shares = ALONE) -> int | None:
+    def max_in_progress(self, sampler: Sampler, probes: int, shares: Shares = ALONE) -> int | None:
         """Number of attempts that may be under way at a time; None for any number.
 
         Args:
@@ -48,13 +48,15 @@ class Places:
         Raises:
             RecipeError: If a tool has no place for a single attempt.
         """
-        limits = [self.of_tools(probes, shares)[0]]
+        limits = [self.tool_capacity(probes, shares)[0]]
         if sampler.capacity is not None:  # a sampler can exceed it, so at least one attempt fits
             own = sampler.capacity // shares.collections
             limits.append(max(own // self._sessions(probes), 1))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def of_tools(self, probes: int, shares: Shares = ALONE) -> tuple[int | None, Toolset | None]:
+    def tool_capacity(
+        self, probes: int, shares: Shares = ALONE
+    ) -> tuple[int | None, Toolset | None]:
         """Number of attempts that the tools of a process can serve at a time, and the tool that
         serves the fewest; both None if no tool has a limit. See `at_once` for the arguments.
 

@@ -1,4 +1,4 @@
-"""The parts that all turn schemes of this package share."""
+"""The parts that all segmenters of this package share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ THOUGHT = "I go step by step."
 """The thought that `write` adds where the form requires one and the caller passes none."""
 
 
-def opened_thought(think: str) -> str:
+def expected_thought(think: str) -> str:
     """`Segmenter.opened_thought` of a scheme with this `think`."""
     return "<think>" if think == "opened" else ""
 
 
-def call_text(call: ToolCall, key: str) -> str:
+def format_call(call: ToolCall, key: str) -> str:
     """A call as JSON that holds no tag.
 
     Args:
@@ -29,8 +29,8 @@ def call_text(call: ToolCall, key: str) -> str:
     return json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
 
 
-class Scheme(Segmenter):
-    """A turn scheme with a system message, which users can replace.
+class PromptedSegmenter(Segmenter):
+    """A segmenter with a system message, which users can replace.
 
     Attributes:
         instructions: The system message, word for word; empty for none. None explains the scheme.

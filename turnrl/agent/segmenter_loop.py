@@ -1,4 +1,4 @@
-"""A turn scheme at work: calls its segmenter to write and read turns, and takes a turn."""
+"""A segmenter at work: calls its segmenter to write and read turns, and takes a turn."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar, Literal, final
 
+from turnrl.agent.agent_loop import AgentLoop
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.driver import Driver
-from turnrl.agent.messages import plain, text_of
+from turnrl.agent.messages import plain_text, to_plain
 from turnrl.plugin.errors import PluginError, RecipeError, blaming
 from turnrl.types import (
     Ending,
@@ -37,7 +37,7 @@ async def sample_turn(attempt: Attempt) -> Reply:
 
 @final
 @dataclass(frozen=True)
-class TurnScheme(Driver):
+class SegmenterLoop(AgentLoop):
     """A segmenter, with the tools that it describes. Its methods must not raise. If one does, the
     error blames the segmenter's package.
 
@@ -56,17 +56,17 @@ class TurnScheme(Driver):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """See `Driver.stop`."""
+        """See `AgentLoop.stop`."""
         return self.plugin.stop
 
     @property
-    def templated(self) -> tuple[ToolSpec, ...]:
+    def template_tools(self) -> tuple[ToolSpec, ...]:
         """Tools of the recipe that the segmenter leaves to the chat template to describe."""
         return self.specs if self.plugin.tools_in_template else ()
 
     # ------------------------------------------------------------------ the segmenter's own methods
 
-    def _blamed(self, method: str, argument: object) -> contextlib.AbstractContextManager[None]:
+    def _blaming(self, method: str, argument: object) -> contextlib.AbstractContextManager[None]:
         advice = "It must accept any text; fix it, and try turnrl.testing.check_segmenter on it."
         return blaming(PluginError, f"{self.name}.{method} on {str(argument)[:200]!r}", advice)
 
@@ -79,25 +79,25 @@ class TurnScheme(Driver):
         return self._messages("observe", reading, results)
 
     def _messages(self, method: str, about: object, others: Sequence[object]) -> list[Message]:
-        """What a method of the segmenter gives, in the form of `plain` messages."""
-        with self._blamed(method, about):
+        """What a method of the segmenter gives, in the form of `to_plain` messages."""
+        with self._blaming(method, about):
             messages: object = getattr(self.plugin, method)(about, others)
         if not isinstance(messages, list) or not messages:
-            raise self._gave(
+            raise self._wrong_return(
                 method, messages, "a list of messages, the last one of role user or tool"
             )
-        with self._blamed(method, about):
-            return [plain(message) for message in messages]
+        with self._blaming(method, about):
+            return [to_plain(message) for message in messages]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """See `Segmenter.read`."""
-        with self._blamed("read", text):
+        with self._blaming("read", text):
             reading: object = self.plugin.read(text, turn, cut)
         if not isinstance(reading, Reading):
-            raise self._gave("read", reading, "a turnrl.Reading")
+            raise self._wrong_return("read", reading, "a turnrl.Reading")
         return reading
 
-    def _gave(self, method: str, value: object, wanted: str) -> PluginError:
+    def _wrong_return(self, method: str, value: object, wanted: str) -> PluginError:
         return PluginError(
             f"{self.name}.{method} gave {value!r:.80}; it gives {wanted}. Fix it, and try "
             "turnrl.testing.check_segmenter on it."
@@ -106,8 +106,8 @@ class TurnScheme(Driver):
     # ------------------------------------------------------------------ before the first attempt
 
     def check(self, chat: ChatFormat) -> None:
-        """See `Driver.check`."""
-        with self._blamed("check", self.specs):
+        """See `AgentLoop.check`."""
+        with self._blaming("check", self.specs):
             self.plugin.check(self.specs)
         if not self.specs and self.plugin.max_turns > 1:
             _logger.warning(
@@ -117,27 +117,28 @@ class TurnScheme(Driver):
                 "memory."
             )
         messages = self.messages(Question("check", "?", ("!",)), chat)
-        plain = chat.prompt(messages)
-        if self.templated and chat.prompt(messages, self.templated) == plain:
+        plain = chat.encode_prompt(messages)
+        if self.template_tools and chat.encode_prompt(messages, self.template_tools) == plain:
             raise RecipeError(
                 f"{self.name} leaves it to the chat template to describe the tools, and the "
                 f"policy's does not. {chat.advice('describes them')}"
             )
-        self._fit(chat.opens(messages, self.templated), "the prompt")
+        self._check_fit(chat.open_thought(messages, self.template_tools), "the prompt")
         call, replies = (ToolCall("check"),), (ToolResult("checked"),)
         for calls, format_error in ((call, None), (call, "wrong"), ((), "wrong")):
             messages = self.observe(Reading(calls, None, format_error), replies[: len(calls)])
             roles = {message.get("role") for message in messages}
             if roles - {"user", "tool"}:
-                raise self._gave("observe", messages, "messages of role user or tool")
-            chat.observation(messages, None)
+                raise self._wrong_return("observe", messages, "messages of role user or tool")
+            chat.encode_observation(messages, None)
             if self.plugin.max_turns > 1:
-                self._fit(
-                    chat.reopens(messages), f"messages of role {', '.join(sorted(map(str, roles)))}"
+                self._check_fit(
+                    chat.reopened_thought(messages),
+                    f"messages of role {', '.join(sorted(map(str, roles)))}",
                 )
 
-    def _fit(self, opens: str, where: str) -> None:
-        if misfit := self.misfit(opens, where):
+    def _check_fit(self, opens: str, where: str) -> None:
+        if misfit := self.find_misfit(opens, where):
             raise RecipeError(misfit)
 
     # ------------------------------------------------------------------ an attempt, turn by turn
@@ -158,40 +159,40 @@ class TurnScheme(Driver):
             tools: Tools that the policy can call; None for the tools of the recipe.
         """
         text = f"{question.text}\n\n{more}" if more else question.text
-        question = replace(question, text=chat.inert(text, self.plugin.tags))
+        question = replace(question, text=chat.neutralize(text, self.plugin.tags))
         messages = self.prompt(question, self.specs if tools is None else tools)
         if not question.system:
             return messages
         # the scheme's own words come last: they explain how to call a tool and how to answer
-        own = [text_of(message) for message in messages if message["role"] == "system"]
-        system = "\n\n".join([chat.inert(question.system, ()), *own])
+        own = [plain_text(message) for message in messages if message["role"] == "system"]
+        system = "\n\n".join([chat.neutralize(question.system, ()), *own])
         others = [message for message in messages if message["role"] != "system"]
         return [{"role": "system", "content": system}, *others]
 
     def prompt_ids(self, question: Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt; see `messages`."""
-        return chat.prompt(self.messages(question, chat), self.templated)
+        return chat.encode_prompt(self.messages(question, chat), self.template_tools)
 
     def check_questions(self, questions: Sequence[Question], chat: ChatFormat) -> None:
-        """See `Driver.check_questions`."""
+        """See `AgentLoop.check_questions`."""
         question = next((q for q in questions if q.system), None)
-        if question is None or not self.templated:
+        if question is None or not self.template_tools:
             return
         messages = self.messages(question, chat)
-        if chat.prompt(messages, self.templated) == chat.prompt(messages):
+        if chat.encode_prompt(messages, self.template_tools) == chat.encode_prompt(messages):
             raise RecipeError(
                 f"the policy's chat template describes the tools only without a system message, "
                 f"and question {question.id!r} has one, {question.system!r:.60}. Leave it out of "
                 f"the data, or set {self.name}.instructions to describe the tools."
             )
 
-    def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
-        """See `Driver.prompt_tokens`. A tool's session may add to the prompt later."""
-        return chat.prompt_tokens(self.messages(question, chat), self.templated, least)
+    def count_prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
+        """See `AgentLoop.count_prompt_tokens`. A tool's session may add to the prompt later."""
+        return chat.count_prompt_tokens(self.messages(question, chat), self.template_tools, least)
 
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
-        """See `Driver.begin`. Consecutive attempts with the same prompt share the work of reading
-        it."""
+        """See `AgentLoop.begin`. Consecutive attempts with the same prompt share the work of
+        reading it."""
         with contextlib.ExitStack() as roots:  # a shared prompt is freed after the last attempt
             for _, alike in groupby(attempts, lambda a: (id(a.posed), a.sessions.prompt, a.tools)):
                 first, *others = alike
@@ -201,12 +202,12 @@ class TurnScheme(Driver):
                 opened = first.agent.converse(messages, described)
                 root = roots.enter_context(contextlib.closing(opened))
                 if root.tokens >= first.agent.max_tokens:
-                    raise first.no_room(root.tokens)
+                    raise first.room_error(root.tokens)
                 for attempt in (first, *others):
                     attempt.conversations.append(root.fork())
 
     async def advance(self, attempt: Attempt) -> None:
-        """See `Driver.advance`. It takes the next turn: sample, read, act, observe.
+        """See `AgentLoop.advance`. It takes the next turn: sample, read, act, observe.
 
         Calls are run if the policy can read their results, so not in the last turn, and not in a
         turn that was cut. The last turn still runs calls that act on the world, and only those: a
@@ -218,7 +219,7 @@ class TurnScheme(Driver):
         reading = self.read(reply.text, k, reply.cut)
         if 0 < k == agent.max_turns - 1 and reading.answer is None and not reading.calls:
             calls = self.read(reply.text, k - 1, reply.cut).calls
-            if not reply.cut and attempt.sessions.acts(calls):
+            if not reply.cut and attempt.sessions.has_acting_call(calls):
                 reading = replace(reading, calls=calls)
         attempt.read(reading)
         why: Ending | None = None
@@ -228,12 +229,12 @@ class TurnScheme(Driver):
             why = "length"
         elif k + 1 == agent.max_turns:
             why = "turns"
-            if attempt.sessions.acts(reading.calls):
+            if attempt.sessions.has_acting_call(reading.calls):
                 await attempt.run_calls(reading.calls, unread=True)
         else:
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:
-                conversation.tell(self.observe(reading, results))
+                conversation.append_messages(self.observe(reading, results))
                 why = "length" if conversation.tokens >= agent.max_tokens else None
         if why is not None:
             attempt.end(why)

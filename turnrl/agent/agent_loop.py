@@ -11,7 +11,7 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.types import Player, Question, Segmenter, ToolSpec, Trajectory
 
 
-class Driver(ABC):
+class AgentLoop(ABC):
     """Moves attempts on with a plugin: with a segmenter turn by turn, with a player from beginning
     to end.
 
@@ -56,13 +56,13 @@ class Driver(ABC):
             RecipeError: Naming the question, and the next step.
         """
 
-    def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
+    def count_prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
         """Number of tokens of a question's prompt, as far as it is known before an attempt begins.
         If it is below `least`, any number below `least` will do. 0 for a player, which writes its
         prompts later."""
         return 0
 
-    def misfit(self, opens: str, where: str) -> str | None:
+    def find_misfit(self, opens: str, where: str) -> str | None:
         """The fault if a turn begins in a thought that the plugin does not expect, or outside one
         that it does expect; None if there is none.
 
@@ -103,7 +103,7 @@ class Driver(ABC):
             attempt: The attempt. `ended_by` is set when it ends.
         """
 
-    def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
+    def text_before_turns(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
         """The text that the policy read right before each turn, as lines to print; empty if the
         question and the results of its calls show it already."""
         return ()

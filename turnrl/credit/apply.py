@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnrl.credit.estimators import Credit, assign_credit
-from turnrl.credit.why import Term, terms
+from turnrl.credit.why import Term, compute_terms
 from turnrl.plugin.errors import RecipeError, TurnRLError
-from turnrl.plugin.hooks import installed
+from turnrl.plugin.hooks import load_classes
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.group import Group
 from turnrl.types.trajectory import Trajectory
@@ -22,7 +22,7 @@ Made = AdvantageEstimator | Exception
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
+class AppliedCredit:
     """The credit that an estimator gives a group, and the numbers behind it.
 
     Args:
@@ -52,7 +52,7 @@ class Applied:
         return {i: row[: len(member.turns)] for (i, member), row in pairs}
 
 
-def applied(group: Group, own: Made, name: str) -> list[Applied]:
+def apply_estimators(group: Group, own: Made, name: str) -> list[AppliedCredit]:
     """Apply the run's own estimator to a group, then every other installed one.
 
     The other estimators get only the trunks. They are left out if the group has branches of unknown
@@ -68,15 +68,15 @@ def applied(group: Group, own: Made, name: str) -> list[Applied]:
     if attempts is None:
         return results
     members = dict(zip(group.trunks, attempts.trajectories, strict=True))
-    for kind_name, kind in installed("turnrl_estimators").items():
-        rule = make(kind)
+    for kind_name, kind in load_classes("turnrl_estimators").items():
+        rule = make_estimator(kind)
         if rule != own:
             label = f"{kind_name}, its defaults" if kind is type(own) else kind_name
             results.append(_apply(label, rule, attempts, members))
     return results
 
 
-def make(kind: Callable[..., AdvantageEstimator], **options: object) -> Made:
+def make_estimator(kind: Callable[..., AdvantageEstimator], **options: object) -> Made:
     """Make an estimator, or return the error of its constructor.
 
     Args:
@@ -89,7 +89,7 @@ def make(kind: Callable[..., AdvantageEstimator], **options: object) -> Made:
         return error
 
 
-def usable(made: Made, size: int) -> AdvantageEstimator:
+def check_applicable(made: Made, size: int) -> AdvantageEstimator:
     """The estimator, if it can judge rollouts that were played without it.
 
     Args:
@@ -99,7 +99,7 @@ def usable(made: Made, size: int) -> AdvantageEstimator:
         RecipeError: With the reason, if it cannot.
     """
     if isinstance(made, Exception):
-        raise RecipeError(one_line(made)) from made
+        raise RecipeError(error_line(made)) from made
     if made.probes:
         raise RecipeError("it needs probes")
     if made.critic is not None:
@@ -109,7 +109,7 @@ def usable(made: Made, size: int) -> AdvantageEstimator:
     return made
 
 
-def one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """The text of an error in one line; its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -140,14 +140,14 @@ def _attempts(group: Group) -> Group | None:
 
 def _apply(
     name: str, made: Made, group: Group, members: Mapping[int, Trajectory], own: bool = False
-) -> Applied:
+) -> AppliedCredit:
     try:
-        rule = usable(made, len(group.trajectories))
-        result = Applied(name, own, assign_credit(group, rule), members=members)
+        rule = check_applicable(made, len(group.trajectories))
+        result = AppliedCredit(name, own, assign_credit(group, rule), members=members)
     except TurnRLError as error:
-        return Applied(name, own, reason=one_line(error))
+        return AppliedCredit(name, own, reason=error_line(error))
     try:
-        rows = terms(rule, group)
+        rows = compute_terms(rule, group)
     except Exception as error:  # a third party's explanation may do anything
         problem = f"failed to say what it compares ({type(error).__name__}: {error})"
         return replace(result, unexplained=problem)
