@@ -32,7 +32,7 @@ from runs import data, make_module, rows, trainer
 from turnrl.cli import main
 from turnrl.policy.model import LanguageModel
 from turnrl.watch.console import IterationLines, duration
-from turnrl.watch.first_metrics import changed_settings
+from turnrl.watch.resume_notes import changed_settings
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0"]
 

@@ -33,6 +33,8 @@ MODULES = [
     for path in sorted(CORE.rglob("*.py"))
     if path != CORE / "__init__.py" and not path.is_relative_to(TEMPLATES)
 ]
+ROOMS_WITH_INDEX = "agent credit data plugin policy recipe rewards runs sft training watch"
+INDEXED = [CORE / name for name in ROOMS_WITH_INDEX.split()]
 FOLDERS = sorted((ROOT / "plugins").glob("turnrl-*"))
 PACKAGES = {folder.name.replace("-", "_"): folder for folder in FOLDERS}
 PLUGINS = [
@@ -152,6 +154,13 @@ def test_the_walk_of_a_question_names_what_is_there():
     for file, name, *_ in map(str.split, block.splitlines()):
         tree = ast.parse((CORE / file).read_text(encoding="utf-8"))
         assert name in {getattr(node, "name", None) for node in ast.walk(tree)}, f"{file}: {name}"
+
+
+@pytest.mark.parametrize("folder", INDEXED, ids=lambda folder: folder.name)
+def test_the_index_of_a_room_lists_its_modules(folder):
+    listed = re.findall(r"^ *(\w+)  +\S", (folder / "__init__.py").read_text("utf-8"), re.MULTILINE)
+    inside = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert sorted(listed) == sorted(inside)
 
 
 def test_the_design_lists_every_plugin():

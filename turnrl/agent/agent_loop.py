@@ -1,4 +1,4 @@
-"""The driver, which moves attempts on."""
+"""The agent loop: moves an attempt on, with a segmenter or a player."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places: the number of attempts that a sampler and tools with a capacity can serve at a time."""
+"""Capacity: the number of attempts that a sampler and tools with a capacity can serve at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Capacity:
         self, probes: int, shares: Shares = ALONE
     ) -> tuple[int | None, Toolset | None]:
         """Number of attempts that the tools of a process can serve at a time, and the tool that
-        serves the fewest; both None if no tool has a limit. See `at_once` for the arguments.
+        serves the fewest; both None if no tool has a limit. See `max_in_progress` for
+        the arguments.
 
         Raises:
             RecipeError: If a tool has no place for a single attempt.

@@ -100,7 +100,7 @@ class ChatFormat:
 
         Args:
             messages: No text of theirs becomes a special token. Text from outside also has to be
-                made `inert`: a vocabulary may hold tags that are not marked as special.
+                neutralised: a vocabulary may hold tags that are not marked as special.
             tools: Tools that the template itself describes.
         Raises:
             RecipeError: If the template refuses the messages, or changes their texts.
@@ -137,7 +137,7 @@ class ChatFormat:
         """Ids to append so that the policy reads the messages and speaks next.
 
         Args:
-            messages: As for `prompt`.
+            messages: As for `encode_prompt`.
             after: The last sampled id. If it ended the turn and the template writes it before the
                 first message, the ids begin after it, so that it is not repeated.
         """
@@ -154,7 +154,7 @@ class ChatFormat:
         return find_open_thought(self._opening(self._plain(messages), tools)[-1])
 
     def reopened_thought(self, messages: Sequence[Message]) -> str:
-        """The same at the end of messages that are appended; see `observation`."""
+        """The same at the end of messages that are appended; see `encode_observation`."""
         return find_open_thought(
             self._between(tuple(map(message_shape, self._plain(messages))))[-1]
         )
@@ -232,7 +232,7 @@ class ChatFormat:
         return cast(str, self.tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
     def sanitize(self, text: str, tags: Sequence[str], tokens: int) -> str:
-        """`text` made inert, and at most `tokens` tokens long; see `inert` and `cut`."""
+        """`text` neutralised, and at most `tokens` tokens long; see `neutralize` and `truncate`."""
         safe, limit = self.neutralize(self.truncate(text, tokens), tags), tokens
         # making a text inert may lengthen it, and a cut may expose a tag like `<tools`: inert comes
         # last. It then changes only the last word, so one or two cuts are enough

@@ -2,7 +2,7 @@
 
 `Exploration.run` is a collection from beginning to end. `_begin` begins attempts as places become
 free. `_play` forks them for their probes and moves them on, one turn at a time unless a player
-drives. `_advance` closes an attempt when it ends. `_again` restarts an attempt that the world lost.
+drives. `_advance` closes an attempt when it ends. `_restart` begins anew what the world lost.
 `_close` closes whatever was cancelled.
 """
 

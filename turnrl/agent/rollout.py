@@ -126,7 +126,7 @@ class Rollout:
 
     @property
     def segmenter_loop(self) -> SegmenterLoop:
-        """The driver of a rollout that has a segmenter."""
+        """The loop of a rollout that has a segmenter."""
         assert isinstance(self.loop, SegmenterLoop), "a player drives"
         return self.loop
 
@@ -162,7 +162,7 @@ class Rollout:
         return types.Sampling(self.max_turn_tokens, self.temperature, stop=self.loop.stop)
 
     def check(self, chat: ChatFormat, tools: bool = True) -> None:
-        """Check the driver, the chat template and every tool before a run.
+        """Check the agent loop, the chat template and every tool before a run.
 
         Args:
             chat: The policy's chat format.

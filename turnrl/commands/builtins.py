@@ -49,7 +49,7 @@ def turnrl_callbacks() -> list[str]:
     return [
         "turnrl.watch.alarms:Alarms",
         "turnrl.watch.card:ExportsPolicy",
-        "turnrl.watch.first_metrics:ResumeNotes",
+        "turnrl.watch.resume_notes:ResumeNotes",
         "turnrl.watch.console:iteration_lines",
         "turnrl.recipe.tidying:Tidy",
         "turnrl.watch.recorder:Recorder",

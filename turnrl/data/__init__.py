@@ -1,6 +1,5 @@
 """Question sets: files, folders and objects of `datasets`, known data sets, the Hugging Face hub.
 
-questions       `QuestionData`: the questions of each iteration and of the validation
 sources         the questions of a data set, from any source
 known           files, the known data sets by short name, and the hub
 fields          the questions made of rows
@@ -8,5 +7,4 @@ files           rows of files of questions and of passages
 rows            rows of the hub, and the text of a value
 functions       questions from a user's function
 paragraphs      `HotpotParagraphs`, `SquadParagraphs`: questions with paragraphs that answer them
-also            `AlsoScore`: a callback that scores other questions at each validation
 """

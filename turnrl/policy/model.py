@@ -4,7 +4,7 @@ A recipe describes a `Policy` (`settings`). Its tokenizer loads first (`loading`
 in the recipe shows within a second. The weights load when Lightning asks for them.
 
 Everything that computes is a method of `LanguageModel`, because torch gathers the parts of a
-divided policy (`divided`) only in methods of the module that it has wrapped.
+sharded policy (`sharding`) only in methods of the module that it has wrapped.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
         self.way = ForwardMethod(
             settings.share_prefixes, False, "not tried out before it is loaded"
         )
-        """The way it reads token sequences, chosen when it is loaded."""
+        """How its forward passes compute, chosen when it is loaded."""
         self.active_choices: dict[str, str] = {}
         """The choices made when it was loaded, for people to read."""
         self.value_head: ValueHead | None = None
@@ -301,8 +301,8 @@ class LanguageModel(nn.Module):
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
         """Scores of token sequences that carry the gradient to the trained weights, on the
-        policy's device and in the mode that the policy is in. `read` is the same without a
-        gradient. Memory grows with the rows, so give as many as one backward pass can hold.
+        policy's device and in the mode that the policy is in. `score_tokens` is the same
+        without a gradient. Memory grows with the rows: give as many as one backward pass can hold.
 
         Args:
             rows: The sequences, and which of their tokens are scored.

@@ -45,12 +45,12 @@ class TrialModel(Protocol):
 
 
 class ForwardMethod(NamedTuple):
-    """A way to read token sequences.
+    """How forward passes compute token sequences.
 
     Args:
-        share: True if shared beginnings are read once.
+        share: True if shared beginnings are computed once.
         kernel: True if a GPU's kernel for ragged batches computes the attention.
-        text: A description of the way.
+        text: A description for people.
     """
 
     share: bool
@@ -70,7 +70,7 @@ def check_head(policy: TrialModel) -> None:
 
 
 def choose_method(policy: TrialModel) -> ForwardMethod:
-    """Find the fastest way to read sequences that works here: shared prefixes, by a GPU's kernel or
+    """Find the fastest method that works here: shared prefixes, by a GPU's kernel or
     in padded batches; or padded rows."""
     if not policy.settings.share_prefixes:
         return ForwardMethod(False, False, "padded rows, each sequence from its first token")

@@ -11,6 +11,7 @@ restoring    rows of the record to the group that they record
 load         a run: its settings, metrics and record, and missing parts
 statistics   95 % intervals: of a figure, and of two runs on the same questions
 compare      evaluations of runs, paired by question or by seed
+table        means, intervals and differences as text
 alarms       signs in the metrics that a run goes wrong
 """
 

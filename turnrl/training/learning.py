@@ -178,7 +178,7 @@ class LearningSettings:
     """The steps of an iteration, and what its first step does for the old log-probabilities, which
     the ratios of all steps are taken to:
 
-        first step, no dropout      the step's own, so the ratio is 1 by definition; nothing is read
+        first step, no dropout      the step's own, so the ratio is 1 by definition
         first step, with dropout    the step's own too; but an objective that compares them with
                                     the sampler's takes numbers read without dropout
         later steps, no dropout     computed by the first step, or read beforehand
@@ -229,7 +229,7 @@ class OldLogprobs:
         settings: The steps. If the sampler differs, a few trajectories prove nothing about the
             others.
         uneven_passes: Inside this block processes may make different numbers of forward passes; see
-            `Policy.uneven_passes`.
+            `LanguageModel.uneven_passes`.
     """
 
     def __init__(

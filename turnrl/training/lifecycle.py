@@ -146,7 +146,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     @property
     @abstractmethod
-    def probe_trajectory(self) -> Trajectory | None:
+    def last_trajectory(self) -> Trajectory | None:
         """A trajectory to read before each checkpoint, because a policy that can no longer act is
         not saved. None if nothing was sampled yet."""
 
@@ -277,8 +277,8 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only the trained weights and the policy's identity. Refuse to save a policy that can
         no longer act: a step may leave weights finite but ruined, so that the next forward pass is
         not finite."""
-        if self.probe_trajectory is not None:
-            (read,) = score_trajectories([self.probe_trajectory], self.score_tokens)
+        if self.last_trajectory is not None:
+            (read,) = score_trajectories([self.last_trajectory], self.score_tokens)
             named = {"the policy's log-probabilities": read.logprobs, "its values": read.values}
             for name, numbers in named.items():
                 if not numbers.isfinite().all():

@@ -235,7 +235,7 @@ class MTGRPO(PolicyModule):
         return self._steps_of(self.experience, iteration)
 
     @property
-    def probe_trajectory(self) -> Trajectory | None:
+    def last_trajectory(self) -> Trajectory | None:
         """A trajectory of the last iteration."""
         return None if self.experience is None else self.experience.trajectories[0]
 

@@ -102,13 +102,13 @@ class MetricLog:
         )
 
     def unread_metrics(self, validating: bool) -> dict[str, float]:
-        """The figures of a validation, or of training, that were logged since `take`. Lightning's
-        `callback_metrics` also has older ones."""
+        """The figures of a validation, or of training, that were logged since `take_metrics`.
+        Lightning's `callback_metrics` also has older ones."""
         logged, names = self._module.trainer.callback_metrics, self._names[validating]
         return {name: float(logged[name]) for name in sorted(names) if name in logged}
 
     def take_metrics(self, validating: bool) -> dict[str, float]:
-        """The figures of `new`, which then no longer count as new."""
+        """The figures of `unread_metrics`, which then no longer count as new."""
         taken = self.unread_metrics(validating)
         self._names[validating].clear()
         return taken

@@ -41,7 +41,7 @@ from turnrl.types.trajectory import Trajectory
 from turnrl.watch.trainer import writing
 
 Learner = Callable[[Sequence[TokenRow]], Sequence[TokenScores]]
-"""The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
+"""Scores of sampled tokens by the learner; see `LanguageModel.score_tokens`."""
 Texts = Callable[[Sequence[int]], Sequence[str]]
 """The text that each token of a history adds; see `ChatFormat.token_texts`."""
 

@@ -45,7 +45,7 @@ def forward_bytes(work: Work, tokens: int) -> int:
 
     It is in the MLP: the activated gate, up, and their product (3ef); beside them the residual
     stream, the norm's float32 and its result. Or, while up is computed: the first two of these, the
-    matrix in full precision, and the buffers that add its adapter in float32 (`Work.joined`).
+    matrix in full precision, and the buffers that add its adapter in float32 (`Work.dense_copy`).
     """
     shape, e = work.shape, work.size
     per_token = (8 if e == 2 else 12) * shape.hidden + 2 * e * shape.inner

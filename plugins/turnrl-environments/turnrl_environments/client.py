@@ -66,7 +66,7 @@ class Connection:
             url: The server's address, with http or https.
             timeout_s: The most seconds to wait for it.
         Raises:
-            Refused: If it cannot make an environment.
+            RequestRefused: If it cannot make an environment.
             Unavailable: If it has no place or cannot be reached now, but may later.
         """
         connection: Connection | None = None
@@ -97,7 +97,7 @@ class Connection:
         Returns:
             The data of the answer.
         Raises:
-            Refused: If it answers with an error.
+            RequestRefused: If it answers with an error.
             Broken: If the connection breaks.
             ToolError: If its answer is no message of OpenEnv's.
         """

@@ -1,6 +1,6 @@
 """Segmenters: they define a turn, read it, and continue the conversation.
 
-scheme      the system message and the last turn, which all schemes share
+prompted    the system message and the last turn, which all segmenters here share
 two_turn    `TwoTurn`: the paper's agent, one tool call and then the answer
 react       `ReAct`: thought and action until the answer, with the calls of Qwen and Hermes
 search_r1   `SearchR1`: the same with the tags of Search-R1

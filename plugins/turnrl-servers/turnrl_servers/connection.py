@@ -59,7 +59,7 @@ class Connection:
             The parsed JSON; None if the answer is empty.
         Raises:
             Unavailable: If there is no answer, or a later attempt may succeed.
-            Refused: If the server refuses.
+            RequestRefused: If the server refuses.
         """
         try:
             async with asyncio.timeout(within_s):

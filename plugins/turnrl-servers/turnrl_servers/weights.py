@@ -148,7 +148,7 @@ class Weights(ABC):
             request: The request, without its weights.
         Raises:
             Unavailable: If the server cannot be reached, or has lost its weights.
-            Refused: If it refuses the turn.
+            RequestRefused: If it refuses the turn.
         """
 
     async def verify(self) -> None:  # noqa: B027 - an adapter's turn names its weights
