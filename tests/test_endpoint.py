@@ -252,7 +252,7 @@ def test_the_reasoning_of_a_vendor_is_said_once(chat, monkeypatch, caplog):
     complete = Handler.complete
 
     def thinks(self, choice):
-        complete(self, {"message": {**choice["message"], "reasoning": "hm"}})
+        complete(self, choice | {"message": {**choice["message"], "reasoning": "hm"}})
 
     monkeypatch.setattr(Handler, "complete", thinks)
     with vendor(lambda *_: "=x") as server:

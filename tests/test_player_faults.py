@@ -20,6 +20,19 @@ LOOK = ToolCall("echo", {"text": "abc"})
 # ------------------------------------------------------------------------- caught and swallowed
 
 
+@pytest.mark.timeout(60)
+def test_a_player_that_catches_everything_does_not_hold_up_the_run(tiny_policy):
+    async def play(attempt):
+        while True:
+            try:
+                await attempt.reply(USER)
+            except:  # noqa: E722 - as people write it
+                continue
+
+    with pytest.raises(PluginError, match=r"10 refused actions.*except Exception:"):
+        play_one(tiny_policy, play)
+
+
 class Broken(Echo):
     def run(self, calls):
         raise ConnectionError("no route to the shop")

@@ -191,7 +191,7 @@ def test_the_segmenter_and_the_template_are_shown_the_tools_of_a_set(chat, monke
     prompt, described = chat.encode_prompt, []
     monkeypatch.setattr(
         chat,
-        "prompt",
+        "encode_prompt",
         lambda messages, tools=(): described.append([t.name for t in tools]) or prompt(messages),
     )
     for shows in (False, True):

@@ -679,7 +679,7 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
     for name, old_logprobs in (("kept", NoSampler), ("ahead", ReadAhead)):
         module = make_module(tiny_model, **options)
         monkeypatch.setattr(turnrl.training.module, "OldLogprobs", old_logprobs)
-        monkeypatch.setattr(module, "read", partial(counted, module.score_tokens, ahead))
+        monkeypatch.setattr(module, "score_tokens", partial(counted, module.score_tokens, ahead))
         trainer(tmp_path / name, epochs=2).fit(module, data())
         learned.append(weights(module.policy))
     assert torch.allclose(*learned, atol=2e-5)

@@ -31,6 +31,9 @@ from turnrl.types import (
 )
 from turnrl.types.streams import stream_seed
 
+REFUSALS = 10
+"""After this many refused actions in an attempt that is over, its player counts as stuck."""
+
 
 @final
 class Attempt:
@@ -65,6 +68,8 @@ class Attempt:
         self._called = 0  # number of calls in the last turn, answered or not
         self._running: set[asyncio.Task[Sequence[ToolResult]]] = set()
         self.sampling = False  # True while a turn is sampled
+        self.stuck = asyncio.Event()  # set once the player does not stop
+        self._refused = 0
 
     @property
     def question(self) -> Question:
@@ -113,7 +118,10 @@ class Attempt:
         """Raise the attempt's fault, or `AttemptOver` if the attempt is over."""
         if self.ended_by is None and self.fault is None:
             return
-        await asyncio.sleep(0)  # a player that catches even this must not block the others
+        self._refused += 1
+        if self._refused > REFUSALS:  # a player that catches even this would go on for ever
+            self.stuck.set()
+            await asyncio.get_running_loop().create_future()
         raise self.fault or AttemptOver
 
     def room_error(self, tokens: int) -> DataError:

@@ -120,7 +120,7 @@ class ChatFormat:
         return size if size < least else len(self._fill(markup, messages, False))
 
     def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[str]:
-        """The markup around the `to_plain` messages of a prompt."""
+        """The markup around the messages of a prompt."""
         schemas = json.dumps([tool_schema(tool) for tool in tools], default=dict)
         return self._markup(tuple(map(message_shape, messages)), schemas)
 

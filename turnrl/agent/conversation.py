@@ -58,7 +58,7 @@ class Conversation(ABC):
     def messages_beyond(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> Sequence[Message] | None:
-        """The `plain` messages that come after this history; None if `messages` do not begin with
+        """The messages that come after this history; None if `messages` do not begin with
         it, if anything but messages of a user or a tool comes after it, or if its prompt describes
         other tools."""
         own = self.messages

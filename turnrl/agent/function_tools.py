@@ -159,6 +159,8 @@ def to_result(value: object, who: str) -> ToolResult:
 
 def _list_or_text(value: Any) -> object:
     """The numbers of an array of numpy or torch, and the text of any other object."""
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "replace")
     if hasattr(value, "tolist"):
         return value.tolist()
     if " at 0x" in (text := str(value)):

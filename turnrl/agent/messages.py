@@ -52,12 +52,12 @@ def to_plain(message: Message) -> Message:
 
 
 def plain_text(message: Message) -> str:
-    """The text of a `to_plain` message."""
+    """The text of a message in that form."""
     return cast(str, message["content"])
 
 
 def message_shape(message: Message) -> str:
-    """All of a `to_plain` message that a template's markup may depend on, which is all but its
+    """All of such a message that a template's markup may depend on, which is all but its
     text, as a key: the role alone, or JSON. Beside calls it also matters whether there is a
     text."""
     rest = {name: value for name, value in message.items() if name != "content"}

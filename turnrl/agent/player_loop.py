@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from turnrl.agent.agent_loop import AgentLoop
-from turnrl.agent.attempt import Attempt
+from turnrl.agent.attempt import REFUSALS, Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.running import first_error
 from turnrl.plugin.errors import PluginError, blaming, describe_value
@@ -92,13 +93,23 @@ async def _run_play(
 ) -> str | None:
     """Run `play` in a task of its own, and return its result once its calls have ended too."""
     task = asyncio.ensure_future(play)
+    stuck = asyncio.ensure_future(attempt.stuck.wait())
     try:
-        await asyncio.wait([task])
+        await asyncio.wait([task, stuck], return_when=asyncio.FIRST_COMPLETED)
         await attempt.wait_for_calls()
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):  # a player that goes on even so is abandoned
-            await asyncio.wait([task], timeout=_LEAVE_S)
+            await asyncio.wait([task], timeout=0.1 if stuck.done() else _LEAVE_S)
+        stuck.cancel()
+        if not task.done():
+            _never_delete(task)
+    if not task.done():
+        raise PluginError(
+            f"{what} went on after {REFUSALS} refused actions: the attempt was over, and it "
+            "caught the turnrl.AttemptOver that ends it. Write `except Exception:` in place of a "
+            "bare `except:`."
+        )
     if task.cancelled():
         raise PluginError(f"{what} was cancelled by a task of its own. Fix the player.")
     try:
@@ -110,3 +121,10 @@ async def _run_play(
         if others is None:
             return None
         raise first_error(others) from None
+
+
+def _never_delete(task: asyncio.Future[Any]) -> None:
+    """Keep the task of a player that does not stop, even while Python shuts down. Python ends a
+    coroutine before it deletes it, and this one catches even that: without an event loop it would
+    keep asking for ever, and the program would never end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))

@@ -79,7 +79,7 @@ class SegmenterLoop(AgentLoop):
         return self._messages("observe", reading, results)
 
     def _messages(self, method: str, about: object, others: Sequence[object]) -> list[Message]:
-        """What a method of the segmenter gives, in the form of `to_plain` messages."""
+        """What a method of the segmenter gives, as messages in one form (`to_plain`)."""
         with self._blaming(method, about):
             messages: object = getattr(self.plugin, method)(about, others)
         if not isinstance(messages, list) or not messages:

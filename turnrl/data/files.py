@@ -118,6 +118,8 @@ def _text(path: Path, kind: str) -> Iterator[object]:
             yield from _cells(file)
             return
         first = file.read(1) if kind == ".json" else ""
+        while first.isspace():
+            first = file.read(1)
         if first == "[":
             yield from cast("list[object]", _load_json(first + file.read()))
         else:
@@ -201,5 +203,6 @@ def parse_list(text: object) -> object:
         return json.loads(text)
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         if not re.search(r"""['"]\s+['"]""", text):  # Python joins them, and numpy means two texts
-            return ast.literal_eval(text.strip())
+            value = ast.literal_eval(text.strip())
+            return value if isinstance(value, list) else text
     return text

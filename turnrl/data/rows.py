@@ -40,6 +40,8 @@ def is_missing(value: object) -> bool:
 def to_native(value: Any) -> object:
     """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
     if hasattr(value, "tolist"):  # of numpy, torch, pandas
+        if getattr(value, "dtype", None) == "datetime64[ns]":  # else its list has numbers
+            value = value.astype("datetime64[us]")
         if getattr(value, "dtype", None) in ("float16", "float32"):
             value = value.astype(str).astype(float)  # .1 as it was written, not .10000000149
         value = value.tolist()

@@ -27,8 +27,8 @@ STDLIB, INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packa
 
 
 class TurnRLError(Exception):
-    """Base of every error that turnrl raises on purpose. Its text is `make_visible`, because it may
-    quote a policy, a tool or data."""
+    """Base of every error that turnrl raises on purpose. Its text passes through `make_visible`,
+    because it may quote a policy, a tool or data."""
 
     exit_code = 2
 

@@ -387,7 +387,7 @@ def make_lazy(package: str, file: str) -> tuple[Callable[[str], object], list[st
         if TYPE_CHECKING:
             from my_engine.sampler import Sampler as Sampler
 
-        __getattr__, __all__ = lazy_names(__name__, __file__)
+        __getattr__, __all__ = make_lazy(__name__, __file__)
 
     Args:
         package: The name of the package.

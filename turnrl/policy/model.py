@@ -327,7 +327,7 @@ class LanguageModel(nn.Module):
     def score_tokens(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
-        """The scores of `score` without a gradient, in eval mode and on the CPU."""
+        """The scores of `score_with_grad` without a gradient, in eval mode and on the CPU."""
         with self.uneven_passes(), self.eval_mode():
             scores = self.score_with_grad(rows, budget, temperature)
         return [TokenScores(*(part.cpu() for part in parts)) for parts in scores]

@@ -75,7 +75,7 @@ def usable_answers(question: Question) -> tuple[str, ...]:
 def is_empty_answer(answer: str | None, question: Question) -> bool:
     """True if there is no answer, or nothing is left of it by the question's rule and by SQuAD's
     normalisation. Nothing is left of punctuation and of characters that nobody sees."""
-    rule = _rule(question, "says_nothing")
+    rule = _rule(question, "is_empty_answer")
     if answer is None:
         return True
     if not has_content(answer):
@@ -94,7 +94,7 @@ def is_searchable(question: Question) -> bool:
     then every search result would contain it. Rules that do not look for answers in texts
     (`Choice`, `Math`, a function) find none, and no rule finds an answer that it cannot read.
     """
-    rule = _rule(question, "can_be_found")
+    rule = _rule(question, "is_searchable")
     usable = usable_answers(question)
     return bool(rule.seeks and usable) and not any(
         normalize_answer(accepted) in _VERDICTS or rule.occurs_in(question.text, accepted)

@@ -147,7 +147,9 @@ class FunctionReward(Reward):
 
     def _weigh(self, score: Any) -> Any:
         """The score times the weight. What is no number stays as it is, to be refused."""
-        return score if self.weight == 1.0 else self.weight * score
+        if self.weight == 1.0 or score is None or isinstance(score, str):
+            return score
+        return self.weight * float(score)  # a tensor's half precision would round the product
 
     def _columns(
         self, questions: Sequence[Question], own: Mapping[str, object]

@@ -115,8 +115,6 @@ def _check_tool_use(rows: Rows) -> Alarm | None:
     return None
 
 
-
-
 def _check_groups(rows: Rows) -> Alarm | None:
     iterations, (values, match) = _columns(rows, _GROUPS, _MATCH)
     unsolved = [share - right for share, right in zip(values, match, strict=True)]
@@ -142,8 +140,8 @@ def _check_costs(rows: Rows) -> Alarm | None:
         while first > 0 and less[first - 1] < 0:
             first -= 1
         text = (
-            f"tool calls cost more than they earn, from iteration {iterations[first]} on: attempts that "
-            f"call earn {acting.mean:.3f} from turn rewards on average, the others "
+            f"tool calls cost more than they earn, from iteration {iterations[first]} on: attempts "
+            f"that call earn {acting.mean:.3f} from turn rewards on average, the others "
             f"{resting.mean:.3f}. The policy may stop calling before it learns to. "
             "Take the cost out until calls find things, or set model.estimator to CostsAmongRight"
         )
@@ -182,8 +180,6 @@ def _columns(rows: Rows, *names: str) -> tuple[list[int], list[list[float]]]:
 
 def _first_above_0(values: Sequence[float]) -> int:
     return next((place for place, value in enumerate(values) if value > 0), len(values))
-
-
 
 
 def _exceeds_noise(values: Sequence[float], before: _Level, now: _Level) -> bool:

@@ -67,8 +67,8 @@ def find_named_checkpoint(folder: Path, names: Iterable[str] = LATEST) -> Path |
 
 
 def find_checkpoint(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
-    """The checkpoint of `find_named_checkpoint`, or else the newest: a run made from Python may have Lightning's
-    own callback, which gives checkpoints other names."""
+    """The checkpoint of `find_named_checkpoint`, or else the newest: a run made from
+    Python may have Lightning's own callback, which gives checkpoints other names."""
     files = [*folder.glob(KEPT), *folder.glob("*.ckpt")]
     last = max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
     return find_named_checkpoint(folder, names) or last

@@ -67,7 +67,7 @@ class RecordedTurn:
             shares with the trajectory that it came from.
     """
 
-    turn: Turn = _flat()
+    turn: Turn = _flat()  # noqa: RUF009
     tokens: int
     sample: int | None
     turn_reward: float
@@ -124,7 +124,7 @@ class RecordedAttempt:
         parent: Of a branch, the member that it came from; null for others.
         ended_by: Why the trajectory ended.
         answer: The final answer; null if there is none.
-        exact_match: One of the four curves (`turnrl.rewards.scoring.compute_curves`), like the next three.
+        exact_match: One of the four curves (`compute_curves`), like the next three.
         tool_execution: See `exact_match`.
         answer_in_results: See `exact_match`; null where it would say nothing.
         format: See `exact_match`.
@@ -175,7 +175,7 @@ class RecordedAttempt:
     group_std: float | None
     estimator: Mapping[str, Any] | None
     turns: tuple[RecordedTurn, ...]
-    tokens: RecordedTokens = _flat()
+    tokens: RecordedTokens = _flat()  # noqa: RUF009
 
 
 # ------------------------------------------------------------------------- types to Parquet

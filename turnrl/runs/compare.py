@@ -14,10 +14,10 @@ from functools import cached_property
 from statistics import fmean
 
 from turnrl.plugin.errors import DataError
-from turnrl.runs.find import find_run, resolve_run
 from turnrl.runs import record
+from turnrl.runs.find import find_run, resolve_run
 from turnrl.runs.load import Run, group_experiments, open_runs
-from turnrl.runs.statistics import Difference, paired_difference, difference_over_seeds
+from turnrl.runs.statistics import Difference, difference_over_seeds, paired_difference
 
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
@@ -317,9 +317,7 @@ def _check_questions(first: Side, second: Side, questions: Sequence[str]) -> Non
                         f"{after!r}. {_STEP}"
                     )
     if not questions:
-        raise DataError(
-            f"{first.name} and {second.name} have no question in common. {_STEP}"
-        )
+        raise DataError(f"{first.name} and {second.name} have no question in common. {_STEP}")
 
 
 def _rule(run: Run) -> dict[str, object] | None:
@@ -344,9 +342,7 @@ def _mean(side: Side, question: str, name: str) -> float:
     return fmean(evaluation.value(question, name) or 0.0 for evaluation in side.evaluations)
 
 
-def _figure(
-    first: Side, second: Side, questions: Iterable[str], name: str
-) -> Difference | None:
+def _figure(first: Side, second: Side, questions: Iterable[str], name: str) -> Difference | None:
     """A figure of both sides, over the questions for which every run has it."""
     every = (*first.evaluations, *second.evaluations)
     rows = ([evaluation.value(question, name) for evaluation in every] for question in questions)

@@ -76,7 +76,9 @@ def _count_values(value: object, sizes: dict[int, float]) -> float:
     return sizes[id(value)]
 
 
-def flatten_settings(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+def flatten_settings(
+    settings: Mapping[str, object], before: str = ""
+) -> Iterator[tuple[str, object]]:
     """The settings of a recipe by dotted keys, such as `model.policy.model`. Values that are not
     text are JSON."""
     for key, value in settings.items():

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from turnrl.plugin.errors import DataError, summarize_error
 from turnrl.runs import record
-from turnrl.runs.config import COMMAND, SECTIONS, SEEDS, flatten_settings, load_yaml
+from turnrl.runs.config import COMMAND, SEEDS, flatten_settings, load_yaml
 from turnrl.runs.files import read_table
 from turnrl.runs.find import find_run
 

@@ -3,9 +3,9 @@
     from turnrl.runs import record
 
     rows = record.read("runs/quickstart/version_0", split="val")
-    for name, figure in record.figures(rows).items():
+    for name, figure in record.compute_metrics(rows).items():
         print(name, figure.mean, figure.low, figure.high)
-    print(record.transcript(rows[0]))
+    print(record.format_transcript(rows[0]))
 
 `help(turnrl.runs.columns.RecordedAttempt)` explains the columns.
 
@@ -23,20 +23,20 @@ from typing import Self, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnrl.rewards.answers import CURVES as CURVES
 from turnrl.plugin.errors import DataError, suggest_name, summarize_error
-from turnrl.runs.find import find_run
+from turnrl.plugin.text import format_labelled, make_visible
+from turnrl.rewards.answers import CURVES as CURVES
 from turnrl.runs.columns import COLUMNS, VERSION, VERSION_KEY, check_row, restore
 from turnrl.runs.columns import SCHEMA as SCHEMA
 from turnrl.runs.columns import TOKENS as TOKENS
 from turnrl.runs.columns import Columns as Columns
 from turnrl.runs.columns import Row as Row
 from turnrl.runs.columns import parse_json_object as parse_json_object
+from turnrl.runs.find import find_run
 from turnrl.runs.restoring import restore_group as restore_group
-from turnrl.types.trajectory import Turn
 from turnrl.runs.statistics import all_or_nothing
 from turnrl.runs.statistics import mean_interval as mean_interval
-from turnrl.plugin.text import format_labelled, make_visible
+from turnrl.types.trajectory import Turn
 
 _AnyRow = TypeVar("_AnyRow", bound=Columns)
 _SIZES = ("turns", "calls", "sampled_tokens")
@@ -103,8 +103,8 @@ def table(
         columns: Names of columns; None for all.
         split: See `list_files`.
     Raises:
-        DataError: As in `list_files`. Also if there is no such column, or if a file is torn, is not a
-            record, or has a newer version than this turnrl reads.
+        DataError: As in `list_files`. Also if there is no such column, or if a file is torn, is not
+            a record, or has a newer version than this turnrl reads.
     """
     for name in columns or ():
         if name not in COLUMNS:
@@ -131,7 +131,9 @@ def _open_file(file: Path, columns: Sequence[str] | None) -> pa.Table:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         step = "Copy it again, or remove it."
-        raise DataError(f"{str(file)!r} cannot be read ({summarize_error(error)}). {step}") from error
+        raise DataError(
+            f"{str(file)!r} cannot be read ({summarize_error(error)}). {step}"
+        ) from error
 
 
 def read(
@@ -217,7 +219,12 @@ def scores(row: Columns) -> dict[str, float | None]:
         float(sum(turn["tokens"] for turn in turns)) if sampled else None,
     )
     curves = {name: row[name] for name in (*CURVES, "f1")}
-    return curves | rewards | {"reward/total": sum(rewards.values())} | dict(zip(_SIZES, sizes))
+    return (
+        curves
+        | rewards
+        | {"reward/total": sum(rewards.values())}
+        | dict(zip(_SIZES, sizes, strict=True))
+    )
 
 
 def compute_metrics(rows: Iterable[Row]) -> dict[str, Metric]:

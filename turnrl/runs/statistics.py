@@ -1,11 +1,11 @@
 """95 % intervals, and tests of differences: scipy's, where it has them.
 
-    mean_interval   a mean over questions: Wilson's for rates (scipy), Student's t for other means
-    difference      two runs on the same questions: Newcombe's for rates, else Student's t over the
-                    differences per question
-    over_seeds      two recipes: Student's t over the differences per seed
-    by_seed         `difference_over_seeds` of the seeds that two recipes share
-    student         a mean over seeds: Student's t
+    mean_interval            a mean over questions: Wilson's for rates, else Student's t
+    paired_difference        two runs, paired by question: Newcombe's for rates, else
+                             Student's t over the differences
+    difference_over_seeds    two recipes: Student's t over the differences per seed
+    difference_by_seed       `difference_over_seeds` of the seeds that two recipes share
+    student_interval         a mean over seeds: Student's t
 
 The unit is the question. If a question was asked several times, average its attempts first: they
 share the question, and the spread of the averages already contains the noise of sampling
@@ -190,8 +190,8 @@ def paired_difference(
     first: Sequence[float], second: Sequence[float], unit: float | None = 1.0
 ) -> Difference:
     """The difference of a metric between two runs, paired by question. If every value is 0 or
-    `unit`, it is a difference of rates: `newcombe_interval` and `mcnemar_p`. Other means use Student's t over
-    the differences per question.
+    `unit`, it is a difference of rates: `newcombe_interval` and `mcnemar_p`. Other means use
+    Student's t over the differences per question.
 
     Args:
         first: Values of the first run, one per question, at least one.
@@ -217,10 +217,12 @@ def paired_difference(
     return Difference(*means, low, high, p, gained, lost, len(pairs), "questions", *ends)
 
 
-def difference_over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
+def difference_over_seeds(
+    first: Sequence[float], second: Sequence[float], level: float = 0.95
+) -> Difference:
     """The difference of a metric between two recipes that were trained with the same seeds, by
-    `student_interval`. It is valid for these questions, and for seeds that were not tried. A bootstrap of
-    five seeds covers .84 where this covers .95.
+    `student_interval`. It is valid for these questions, and for seeds that were not tried. A
+    bootstrap of five seeds covers .84 where this covers .95.
 
     Args:
         first: The first recipe's mean over the questions, for each of S >= 2 seeds.
@@ -241,7 +243,7 @@ def difference_over_seeds(first: Sequence[float], second: Sequence[float], level
 def difference_by_seed(
     first: Mapping[int, float], second: Mapping[int, float], level: float = 0.95
 ) -> Difference | None:
-    """`difference_over_seeds` of the seeds that two recipes have in common; None if they share fewer than two.
+    """`difference_over_seeds` of the seeds that two recipes share; None if fewer than two.
 
     Args:
         first: The first recipe's mean over the questions, by seed.
@@ -251,7 +253,9 @@ def difference_by_seed(
     common = sorted(first.keys() & second.keys())
     if len(common) < 2:
         return None
-    return difference_over_seeds([first[seed] for seed in common], [second[seed] for seed in common], level)
+    return difference_over_seeds(
+        [first[seed] for seed in common], [second[seed] for seed in common], level
+    )
 
 
 def _pair(first: Sequence[float], second: Sequence[float]) -> tuple[Array, int, int]:

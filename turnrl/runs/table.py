@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from textwrap import wrap
 
-from turnrl.runs.statistics import Difference, Ends
 from turnrl.plugin.text import make_visible
+from turnrl.runs.statistics import Difference, Ends
 
 WIDTH = 80
 """Columns of a line."""

@@ -25,7 +25,7 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
 
     Args:
         engine: The engine, not started yet. It is closed at the end.
-        policy: A small policy, loaded with `Policy.load`.
+        policy: A small policy, built and loaded (`Policy(...).build().load()`).
         temperature: Sampling temperature.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.

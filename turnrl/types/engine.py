@@ -251,7 +251,7 @@ class Engine(Sampler):
     """Turns token ids into more token ids. A recipe names its `EngineSettings`. Its methods are
     called in this order:
 
-        start -> (sync -> (open, generate ... -> drain) for every collection -> rest) ... -> close
+    start -> (sync -> (open, generate ... -> drain) per collection -> release_memory) ... -> close
 
     Attributes:
         seeded: True if the same seed and history always give the same tokens. Set it to False if

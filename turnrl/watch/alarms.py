@@ -22,10 +22,9 @@ _IN_A_ROW = 3
 
 
 class Alarms(L.Callback):
-    """Print each alarm of a run once, on its own line, and count alarms in `train/alarms`. If a
-    turn reward is a cost, print after the first iteration whether calls pay off. Warn once if
-    iterations teach nothing or no trajectory answers: after the first iteration, or later after
-    several in a row.
+    """Print each alarm of a run once, on its own line, and count alarms in `train/alarms`.
+    Warn once if iterations teach nothing or no trajectory answers: after the first iteration, or
+    later after several in a row.
     """
 
     def __init__(self) -> None:

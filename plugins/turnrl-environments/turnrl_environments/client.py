@@ -98,7 +98,7 @@ class Connection:
             The data of the answer.
         Raises:
             RequestRefused: If it answers with an error.
-            Broken: If the connection breaks.
+            ConnectionBroken: If the connection breaks.
             ToolError: If its answer is no message of OpenEnv's.
         """
         from websockets.exceptions import ConnectionClosed

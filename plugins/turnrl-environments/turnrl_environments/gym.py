@@ -239,7 +239,7 @@ def _actions(
         first, count = int(space.start), int(space.n)
         if words is None:
             return {"type": "integer", "minimum": first, "maximum": first + count - 1}, int
-        if len(words) != count:
+        if len({*words}) != count or len(words) != count:
             raise RecipeError(
                 f"Gymnasium.actions names {len(words)} actions ({', '.join(words)}), and "
                 f"{name} has {count}. Name each of them once, in their order."

@@ -24,7 +24,7 @@ def check_probes(probes: int) -> None:
 
 
 def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> Group:
-    """The group with the mean return of its probes as `estimate_state_values`.
+    """The group with the mean return of its probes as `state_values`.
 
     All trajectories of a group begin in the same state, so the first value is a mean over all their
     probes.
@@ -53,7 +53,7 @@ def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
 
 
 def estimate_state_values(attempts: Attempts, scorer: Scorer) -> list[Group]:
-    """The groups with `estimate_state_values`, for an estimator's `prepare`."""
+    """The groups with `state_values`, for an estimator's `prepare`."""
     groups = scorer.score(attempts.trajectories)
     probed = scorer.score([[probe.trajectory for probe in row] for row in attempts.probes])
     return list(map(with_state_values, groups, attempts.probes, probed))

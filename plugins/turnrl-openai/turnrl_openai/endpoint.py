@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 _LIMITS = ("length", "model_length", "max_tokens", "max_output_tokens")
 """Reasons for the end of a reply that reached its limit; other vendors have other words."""
 _ENDINGS = (
-    *("", *_LIMITS),
+    *_LIMITS,
     *("stop", "tool_calls", "function_call", "tool_use", "end_turn", "complete"),
     *("eos", "eos_token", "stop_sequence"),  # of servers that report how a reply stopped
 )
@@ -103,7 +103,7 @@ class Endpoint(MessageSampler):
             )
         if ends := [text.index(string) + len(string) for string in stop if string in text]:
             return Reply(text[: min(ends)])
-        if ended.lower() in _BREAKS:
+        if not ended or ended.lower() in _BREAKS:
             raise Unavailable("the reply broke off")
         if ended.lower() not in _ENDINGS:
             raise connection.make_error(

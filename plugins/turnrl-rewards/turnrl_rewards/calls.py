@@ -99,7 +99,7 @@ _LOOKALIKES = str.maketrans(
 )
 """Letters of the Cyrillic and the Greek alphabet that look like Latin ones."""
 _UNSEEN = "\u115f\u1160\u17b4\u17b5"  # letters without any ink
-_WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+|(?<=[\w)])\s*[-+*/^%=<>]+\s*(?=[\w(])")
+_TOKEN = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+|[-+*/^%=<>&|~()\[\]{}]")
 
 
 def _words(text: str) -> str:
@@ -107,4 +107,15 @@ def _words(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text.casefold()).casefold().translate(_LOOKALIKES)
     kinds = unicodedata.category
     seen = "".join(c for c in plain if kinds(c) not in ("Mn", "Cf") and c not in _UNSEEN)
-    return " ".join(map(str.strip, _WORD.findall(seen)))
+    words: list[str] = []
+    signs = ""  # since the last word
+    for token in _TOKEN.findall(seen):
+        if not token[0].isalnum():
+            signs += token
+            continue
+        of_names = words and len(words[-1]) > 1 and words[-1].isalpha() and token.isalpha()
+        if signs and (words or token[0].isdigit()) and not (of_names and set(signs) <= {*"-/()[]"}):
+            words.append(signs)
+        words.append(token)
+        signs = ""
+    return " ".join(words)

@@ -34,7 +34,7 @@ _CHUNK = 48
 _SCRIPTS = ("building", "records", "charts", "overview", "list", "attempts", "moving")
 """The page's own scripts, which share one scope."""
 
-LoggedIteration = dict[str, object]
+PageData = dict[str, object]
 """A part of the page's JSON."""
 Advantages = Sequence[Sequence[float | None]]
 
@@ -131,7 +131,7 @@ class _TrajectoryList:
         self.chunks += 1
 
 
-def _summary(runs: Sequence[Run], listed: _TrajectoryList, title: str) -> LoggedIteration:
+def _summary(runs: Sequence[Run], listed: _TrajectoryList, title: str) -> PageData:
     compared = _compare_runs(runs, listed)  # it may add to the problems of runs
     return {
         "title": title,
@@ -154,7 +154,7 @@ def _summary(runs: Sequence[Run], listed: _TrajectoryList, title: str) -> Logged
     }
 
 
-def _compare_runs(runs: Sequence[Run], listed: _TrajectoryList) -> LoggedIteration:
+def _compare_runs(runs: Sequence[Run], listed: _TrajectoryList) -> PageData:
     """Every run, or every experiment, compared with the first on the validation questions of
     both."""
     if len(runs) < 2:
@@ -166,7 +166,7 @@ def _compare_runs(runs: Sequence[Run], listed: _TrajectoryList) -> LoggedIterati
     return {"comparisons": [_comparison(c, listed) for c in comparisons], "not_compared": ""}
 
 
-def _comparison(comparison: Comparison, listed: _TrajectoryList) -> LoggedIteration:
+def _comparison(comparison: Comparison, listed: _TrajectoryList) -> PageData:
     """A comparison by its main figure. Questions are numbers in the list of all questions."""
     figure, numbers = comparison.figures[comparison.main], listed.numbers
 
@@ -197,7 +197,7 @@ def _round_digits(value: float | None) -> float | None:
 # ------------------------------------------------------------------------ details
 
 
-def _group_detail(members: Sequence[record.Row]) -> LoggedIteration:
+def _group_detail(members: Sequence[record.Row]) -> PageData:
     """A group: its trajectories in full, and the derivation of each turn's advantage."""
     first = members[0]
     return {
@@ -209,7 +209,7 @@ def _group_detail(members: Sequence[record.Row]) -> LoggedIteration:
     }
 
 
-def _row(row: record.Row) -> LoggedIteration:
+def _row(row: record.Row) -> PageData:
     asked = ("answers", "answer", "opening", "begins", "prompt_tokens", "sample_tokens")
     names = (*asked, "rewards", "figures", "turns")
     kept = {name: row[name] for name in names}
@@ -219,7 +219,7 @@ def _row(row: record.Row) -> LoggedIteration:
     return kept
 
 
-def _explain_credit(members: Sequence[record.Row]) -> list[LoggedIteration]:
+def _explain_credit(members: Sequence[record.Row]) -> list[PageData]:
     """The credit of this group by the run's estimator, then by every other estimator."""
     if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
         return []  # greedy: nothing was compared
@@ -255,7 +255,7 @@ def _class_of(noted: Mapping[str, Any]) -> type | None:
     return load_classes("turnrl_estimators").get(noted["name"])
 
 
-def _recorded_credit(own: AppliedCredit, members: Sequence[record.Row]) -> LoggedIteration:
+def _recorded_credit(own: AppliedCredit, members: Sequence[record.Row]) -> PageData:
     """The recorded credit, and the numbers behind it if the estimator reproduces it."""
     noted: Advantages = [[turn["advantage"] for turn in row["turns"]] for row in members]
     shown = _credit(own, len(members)) | {
@@ -284,9 +284,9 @@ def _describe_difference(recorded: Advantages, again: Advantages) -> str:
     return ""
 
 
-def _credit(result: AppliedCredit, size: int) -> LoggedIteration:
+def _credit(result: AppliedCredit, size: int) -> PageData:
     """The part of the page about an estimator; a trajectory without credit has None."""
-    shown: LoggedIteration = {"name": result.name, "own": result.own, "missing": result.reason}
+    shown: PageData = {"name": result.name, "own": result.own, "missing": result.reason}
     if result.credit is not None:
         rows = {i: [_round_digits(value) for value in row] for i, row in result.advantages.items()}
         terms = {i: [_terms(turn) for turn in row] for i, row in (result.terms or {}).items()}
@@ -298,7 +298,7 @@ def _credit(result: AppliedCredit, size: int) -> LoggedIteration:
     return shown
 
 
-def _terms(turn: Sequence[Term]) -> list[LoggedIteration]:
+def _terms(turn: Sequence[Term]) -> list[PageData]:
     rows = (asdict(term) for term in turn)
     return [
         {k: _round_digits(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows

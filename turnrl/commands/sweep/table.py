@@ -32,7 +32,7 @@ class Setting:
 
     Args:
         settings: The values of `--set`, by key.
-        values: By metric, the value of each seed that finished: `area_under_curve`, then metrics of
+        values: By metric, the value of each seed that finished: `area`, then metrics of
             the last validation.
         gains: By metric, the difference from the first setting, paired by seed. Empty for the
             first setting; without metrics for which the two share fewer than two seeds.
