@@ -12,7 +12,14 @@ from typing import Any, final
 
 from turnrl.agent.functions import describe_function, get_parameters, name_function, resolve_hint
 from turnrl.agent.mistakes import find_mistake
-from turnrl.agent.running import TimesCalls, format_call, run_function, run_tool, shown_arguments
+from turnrl.agent.running import (
+    TimesCalls,
+    first_error,
+    format_call,
+    run_function,
+    run_tool,
+    shown_arguments,
+)
 from turnrl.plugin.errors import (
     HeldException,
     RecipeError,
@@ -73,7 +80,12 @@ class FunctionTool(Tool, TimesCalls):
             async with free:
                 return await run_tool(self, "run", self._reply, call, on=f" on {format_call(call)}")
 
-        return await asyncio.gather(*map(reply, calls))
+        try:
+            async with asyncio.TaskGroup() as group:  # after a fault, no further call is made
+                replies = [group.create_task(reply(call)) for call in calls]
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        return [each.result() for each in replies]
 
     async def _reply(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
