@@ -60,7 +60,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 LONGEST = (
-    *("docs", "report", "vllm_own_server", "outage_elasticsearch", "outage_retrieve", "mistakes"),
+    *("docs", "report", "vllm_own_server", "outages", "mistakes"),
     *("sweep", "doctor", "server_engines", "rehearsal", "cli", "training", "run_files", "eval"),
     *("warmup", "estimators", "study", "console", "ask", "elasticsearch", "server_processes"),
     *("testing", "scaffold", "alarms", "exploration", "engine_contract", "react"),

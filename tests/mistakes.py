@@ -29,7 +29,6 @@ def component(name, **settings):
 
 
 SPARE = {"class_path": "ExactMatch", "weight": 2}
-PLAYER = {"model.rollout.segmenter": None}
 
 MISTAKES = [
     Mistake("a typo at the top", {"modle": {}}, "unknown key", "modle", "Did you mean model"),

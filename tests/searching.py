@@ -220,11 +220,8 @@ class _Handler(BaseHTTPRequestHandler):
         odd = {
             "list": lambda: result,
             "other": lambda: {"results": result},
-            "null": lambda: {"result": None},
             "first": lambda: {"result": result[:1]},
-            "flat": lambda: {"result": [hit for hits in result for hit in hits]},
             "text": lambda: {"result": ["nothing" for _ in result]},
-            "strings": lambda: {"result": [["a text"] for _ in result]},
             "nothing": lambda: {"result": [[None] for _ in result]},
         }
         return odd.get(name, lambda: {"result": result})()
@@ -237,7 +234,6 @@ class _Handler(BaseHTTPRequestHandler):
             "fields": {"document": {"title": hit.passage.title, "text": hit.passage.text}},
             "unscored": {"document": document},
             "bare": document,
-            "empty": {"document": {}, "score": 1.0},
             "document": {"document": "a text", "score": 1.0},
             "number": {"document": {"contents": 7}, "score": 1.0},
             "score": {"document": document, "score": "high"},

@@ -198,7 +198,12 @@ def has(page: str, *languages: str) -> bool:
     return any(b.runs and not b.file and b.language in languages for b in blocks(page))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p in FOLLOWED or has(p, "yaml")])
+def has_quick_recipe(page: str) -> bool:
+    recipes = (b for b in blocks(page) if b.runs and not b.file and b.language == "yaml")
+    return any(block.mark("slow") is None for block in recipes)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p in FOLLOWED or has_quick_recipe(p)])
 def test_a_page_does_what_it_shows(page, tmp_path, nursery):
     put_recipes(tmp_path)
     put_data(tmp_path)
@@ -317,9 +322,8 @@ def test_commands_in_sentences_exist_and_options_in_sentences_are_accepted(
         with contextlib.suppress(SystemExit):  # of argparse
             assert main([command, "--help"]) == 0, command
     assert "no command" not in capsys.readouterr().err
-    words = shlex.split(
-        " ".join(sorted(options - NOT_THERE))
-    )  # together, because each takes a second
+    # together, because each takes a second
+    words = shlex.split(" ".join(sorted(options - NOT_THERE)))
     assert main(["fit", "recipes/quickstart.yaml", *words, "--print_config"]) == 0
 
 

@@ -35,10 +35,8 @@ from engines import (
     PROMPTS,
     Recorder,
     Watched,
-    adapted,
     converse_by_steps,
     kernel,
-    model,
     rows_in_loops,
     run,
     started,
@@ -122,7 +120,7 @@ def _used(capability: int, ptx: str) -> tuple[int, int]:
     return int(registers), sum(map(int, spilled))
 
 
-__all__ = ["adapted", "kernel", "model"]  # fixtures
+__all__ = ["kernel"]  # fixtures
 
 TESTS = Path(__file__).parent
 

@@ -626,9 +626,8 @@ def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
         rollout.places.max_in_progress(engine, 0, Shares(3, 3))
     engine.capacity = 2
     assert rollout.places.max_in_progress(engine, 0) == 2
-    assert (
-        rollout.places.max_in_progress(engine, 0, Shares(4)) == 1
-    )  # an engine serves more, if it has to
+    # an engine serves more, if it has to
+    assert rollout.places.max_in_progress(engine, 0, Shares(4)) == 1
 
 
 def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(tiny_model, tmp_path):

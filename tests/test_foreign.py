@@ -28,7 +28,6 @@ from turnrl_slots import Slots
 
 foreign.take_kernels("bitsandbytes")
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 FAR = ["--trainer.accelerator", "far", "--trainer.strategy", "far"]
 SMALL = {
     "--model.group_size": 2,

@@ -36,7 +36,6 @@ from turnrl_wiki_search.sources import open_corpus, source_name
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "hotpotqa_qwen2.5_1.5b.yaml"
-SHARED = ROOT.parent / "shared" / "data" / "multihop" / "hotpotqa"
 TOWERS = {
     "Dom Tower": ["The Dom Tower is in Utrecht.", " It was begun in 1321."],
     "Utrecht": ["Utrecht is a city in the Netherlands."],

@@ -271,7 +271,6 @@ def test_passes_dropout_and_the_cap_decide_what_is_read_ahead(
     steps = steps_of(trajectories, advantages, learner.logprobs_now, passes=passes, **facts)
     (batch,) = next(steps)
     assert sorted(learner.asked) == list(range(read_ahead))
-    assert LearningSettings(passes, **facts).needs_precompute == (read_ahead > 0)
     assert batch.old_logprobs is None  # its own pass gives the ratio's
     in_batch = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
     assert [name for name, is_so in in_batch.items() if is_so] == [first_step] * (

@@ -47,8 +47,6 @@ from turnrl.watch.recorder import Recorder
 from turnrl_rewards import Number
 from worlds import Answered, Echo, Idle, Letters, Numbers
 
-WIKI = {"class_path": "WikiSearch", "init_args": {"index": "x"}}
-
 
 def change(contents, settings):
     for path, value in settings.items():
@@ -334,10 +332,6 @@ def test_a_path_with_a_variable_that_is_not_set_is_refused(path, monkeypatch, re
 
 
 # what is given from Python
-
-
-def pays(trajectory):
-    return 1.0
 
 
 ARGUMENTS = [

@@ -75,14 +75,13 @@ def serve():
         server.kill()
 
 
-def play(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
+def play(chat, tool, says, count=1, size=1, turns=6, **limits):
     """The attempts of a scripted policy, each at a question of its own seed."""
     policy = says if callable(says) else lambda session, turn: says[turn % len(says)]
     rollout = Rollout(
         Action(turns, "text"), [tool], **{"max_turn_tokens": 40, "max_tokens": 4000, **limits}
     )
-    if checked:
-        rollout.check(chat)
+    rollout.check(chat)
     questions = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(count)]
     with rollout.running_tools():
         engine = ScriptedEngine(chat.tokenizer, policy)

@@ -64,10 +64,6 @@ def run(tiny_model, tmp_path_factory):
     return folder, module, Kept.experiences
 
 
-def rows_of(file):
-    return pq.read_table(file, partitioning=None).to_pylist()
-
-
 def kept(folder):
     return folder / "version_0" / "record"
 

@@ -668,8 +668,6 @@ def evaluated(folder, right, first=0):
 
 FOUND = "Utrecht is in the Netherlands. NETHERLANDS, not netherlandish."
 CALL = 'search("Utrecht, \\"nl\\"")'
-RAW = '<tool_call>{"name": "search"}</tool_call>'
-PASSAGE = "Isparta\n" + "It lies in a valley among mountains. " * 20 + "Its domain is .tr. Roses."
 TURNS = {
     '<think>I look it up.</think><tool_call>{"name": "search"}</tool_call>': [
         "I look it up.",

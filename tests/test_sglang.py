@@ -22,7 +22,6 @@ from serving import (
     start_server,
     trained_policy,
     turn,
-    write_recipe,
 )
 from turnrl import Policy, RecipeError, Sampling
 from turnrl.agent.running import on_loop
@@ -33,7 +32,7 @@ from turnrl.testing import check_engine
 from turnrl_sglang import SGLang
 from turnrl_sglang.server import SGLangServer
 
-__all__ = ["start_server", "write_recipe"]  # fixtures
+__all__ = ["start_server"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
 

@@ -340,10 +340,6 @@ def digests(*words, sets=()):
     return [cell.digest for cell in matrix.read_cells(["recipe.yaml", *words], "0", sets)[1]]
 
 
-def done_digest(*words):
-    return matrix.read_cells(words, "0", [])[1][0].digest
-
-
 def test_runs_come_seed_by_seed_so_that_settings_can_be_compared_early(recipe):
     sets = ["model.estimator=OutcomeOnly,TurnLevel", "model.group_size=2,4"]
     _, cells = matrix.read_cells(["recipe.yaml"], "0..1", sets)

@@ -23,7 +23,6 @@ from turnrl.runs import record
 from turnrl.watch.recorder import record_rows
 
 TAGS = ("tool", "result", "answer")
-HAGUE = Question("q", "Where?", ("Den Haag", "The Hague"))
 CONTROL = ("<|im_start|>", "<|im_end|>", "</s>")
 
 

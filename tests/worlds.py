@@ -22,7 +22,6 @@ from turnrl import (
 )
 from turnrl.engines import Engine
 from turnrl.types import ToolSession
-from turnrl_segmenters import TwoTurn
 from turnrl_slots import Slots
 
 
@@ -90,25 +89,12 @@ class Raises(Echo):
         raise ZeroDivisionError("division by zero")
 
 
-class Shut(Stateful, Echo):
-    """Opens no session."""
-
-    def open(self, question):
-        raise OSError("no room is left")
-
-
 class Aims(Stateful, Echo):
     """Opens a session for the goal that a question has."""
 
     def open(self, question):
         self.goal = question.metadata["goal"]
         return ToolSession()
-
-
-class Acts(Echo):
-    """Changes the world."""
-
-    acts = True
 
 
 class Wall(Stateful, Echo):
@@ -136,13 +122,6 @@ class Hangs(Echo):
         time.sleep(60)
 
 
-class Floods(Echo):
-    """Returns 10 MB."""
-
-    def run(self, calls):
-        return [ToolResult("x" * 10_000_000) for _ in calls]
-
-
 class NotATool:
     """Looks like a tool, and extends nothing."""
 
@@ -150,34 +129,11 @@ class NotATool:
         return [ToolResult("done") for _ in calls]
 
 
-class NotPlayer:
-    """Is named like a player, and extends nothing."""
-
-
-class Untyped(OutcomeReward):
-    """Needs a setting of a type that it does not say."""
-
-    def __init__(self, depth):
-        self.depth = depth
-
-    def score(self, trajectory):
-        return 0.0
-
-
 class Boundless(Player):
     """Lacks `max_turns`."""
 
     async def play(self, attempt):
         return (await attempt.reply([{"role": "user", "content": "?"}])).text
-
-
-class Deep(Boundless):
-    """Needs a setting."""
-
-    max_turns = 2
-
-    def __init__(self, depth):
-        self.depth = depth
 
 
 class Idle(Tool):
@@ -203,12 +159,6 @@ class Forgets(Letters):
 
     def prompt(self, question, tools):
         return [{"role": "user", "content": "Answer."}]
-
-
-class StopsEarly(TwoTurn):
-    """Ends a turn inside a call."""
-
-    stop = ("}",)
 
 
 class Kept(Engine):

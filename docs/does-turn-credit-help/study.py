@@ -6,7 +6,7 @@
 
 Each part is one `turnrl sweep` or several, whose lines are kept in lines/PART.jsonl, and whose runs
 in runs/does-turn-credit-help of the clone. Stop it as you like, and give the same command again: it
-resumes. To train a part anew, delete its lines first.
+resumes. To train a part anew, delete its lines and its folder in runs/ first.
 
     parts.py        what is trained, and what it is compared with
     conditions.py   what some parts change: a reward, training questions

@@ -57,8 +57,8 @@ def _prepare() -> None:
 
 
 def alternate(blocks: int, sides: Mapping[str, Callable[[], Figures]], case: str = "") -> None:
-    """Run the blocks of each side in turns. Print a row for each figure, with the ratio if there
-    are two sides."""
+    """Run the blocks of each side in turns. Print a row for each figure, with the ratio of
+    the two sides."""
     blocks_of: dict[str, list[Figures]] = {name: [] for name in sides}
     for n, name in itertools.product(range(blocks), sides):
         print(f"  block {n + 1} of {blocks}: {name} ...", file=sys.stderr, flush=True)
@@ -68,13 +68,11 @@ def alternate(blocks: int, sides: Mapping[str, Callable[[], Figures]], case: str
         by_side = [[block[name] for block in side] for side in blocks_of.values()]
         middles = [median(itertools.chain(*figures)) for figures in by_side]
         cells = [name, *(f"{value:,.2f}" for value in middles)]
-        if len(sides) == 2:
-            ratios = [median(a) / median(b) for a, b in zip(*by_side, strict=True)]
-            cells.append(f"{middles[0] / middles[1]:.2f}x ({min(ratios):.2f}-{max(ratios):.2f})")
+        ratios = [median(a) / median(b) for a, b in zip(*by_side, strict=True)]
+        cells.append(f"{middles[0] / middles[1]:.2f}x ({min(ratios):.2f}-{max(ratios):.2f})")
         rows.append(tuple(cells))
-    last = ["/".join(sides)] if len(sides) == 2 else []
     print()
-    print_table((case, *sides, *last), rows)
+    print_table((case, *sides, "/".join(sides)), rows)
 
 
 # ------------------------------------------------------------------------ trl: a training step

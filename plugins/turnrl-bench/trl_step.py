@@ -55,11 +55,11 @@ def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> Work:
     return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
 
 
-def by_turnrl(folder: str, steps: int, passes: int = 1, tool_ms: float = 0, **policy: Any) -> Work:
+def by_turnrl(folder: str, steps: int, passes: int = 1, tool_ms: float = 0) -> Work:
     """Time steps of turnrl after a first step. With 0 steps, return the work of the first."""
     search = Search(Task.read(folder).article, tool_ms)
     watch, gradient = Watch(), Gradient()
-    module = make_module(folder, Policy(folder, **policy), Slots(), passes, search)
+    module = make_module(folder, Policy(folder), Slots(), passes, search)
     train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
     if steps:
         parts = ("rollouts", "learning", "whole step")

@@ -194,8 +194,7 @@ class Attempt:
         if wrong:
             raise self._record_misuse(
                 f"a player gave {describe_value(wrong[0])} to attempt.call. Give it a list of "
-                f"calls, such "
-                'as [turnrl.ToolCall("search", {"query": "..."})].'
+                'calls, such as [turnrl.ToolCall("search", {"query": "..."})].'
             )
         return await self.run_calls(calls)
 

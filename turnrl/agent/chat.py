@@ -111,8 +111,8 @@ class ChatFormat:
     def count_prompt_tokens(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], least: int
     ) -> int:
-        """Number of tokens of a `prompt`; if it is below `least`, any number below `least`. Only a
-        prompt of `least` bytes or more is tokenised, because every token has a byte."""
+        """Number of tokens of a prompt (`encode_prompt`); if it is below `least`, any number below
+        `least`. Only prompts of `least` bytes or more are tokenised: every token has a byte."""
         messages = self._plain(messages)
         markup = self._opening(messages, tools)
         texts = (*markup, *map(plain_text, messages))

@@ -163,8 +163,7 @@ def to_result(value: object, who: str) -> ToolResult:
     except TypeError as error:
         raise ToolError(
             f"{who} returned {describe_value(value)}, {value!r:.60}, which is neither text nor "
-            f"JSON. "
-            "Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
+            "JSON. Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
         ) from error
     return ToolResult(text)
 

@@ -118,8 +118,7 @@ def get_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"the function {name_function(function)} does not say what it takes ({error}). Call "
-            f"it from "
-            "a function of your own, and give that one."
+            "it from a function of your own, and give that one."
         ) from error
 
 

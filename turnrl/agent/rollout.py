@@ -290,7 +290,7 @@ class Rollout:
         Args:
             probes: Number of branches per turn; see `play` for the other arguments.
             shares: The collections and processes that share the capacity of tools and sampler.
-            driver: Moves the attempts on in place of the rollout's own driver.
+            driver: Moves the attempts on in place of the rollout's own `loop`.
         Returns:
             The collection under way. Its result is G trajectories for each question, and their
             probes. It raises what `play` raises, and a ToolError if a tool's session cannot be

@@ -152,7 +152,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             if figure.pairs < len(comparison.questions):
                 yield (
                     f"{key} is over {format_count(figure.pairs, 'question')}. The others do not "
-                    f"have it."
+                    "have it."
                 )
     yield from comparison.notes
 

@@ -5,17 +5,12 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from turnrl.commands import COMMANDS, load_adder
+from turnrl.commands import load_adder
 from turnrl.plugin.errors import PluginError, RecipeError, blaming, suggest_name
-from turnrl.plugin.hooks import LOAD_VARIABLE, Commands, Plugin, working_plugins
+from turnrl.plugin.hooks import LOAD_VARIABLE, Commands, Plugin
 
 _USUAL = ("fit", "eval", "recipes", "doctor")
 """Commands that `turnrl --help` lists first."""
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of `turnrl` with the commands of all installed plugins, for the documentation."""
-    return build_parser(COMMANDS, *working_plugins("turnrl_commands"))[0]
 
 
 class _Parser(argparse.ArgumentParser):

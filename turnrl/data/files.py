@@ -37,8 +37,6 @@ def file_kind(name: str) -> str | None:
     return kind if kind in FILE_KINDS and not is_packed_table else None
 
 
-# JSON and CSV are read here and not by `datasets`, whose readers guess types: the answer
-# "1999-05-04" would become a timestamp, the id "007" 7, and Namibia's code "NA" nothing.
 def require_file(source: str) -> None:
     """Raise `DataError` if there is no such file."""
     if not Path(source).is_file():
@@ -46,6 +44,8 @@ def require_file(source: str) -> None:
         raise DataError(f"no file {source!r} in {parent}. Check its name.")
 
 
+# JSON and CSV are read here and not by `datasets`, whose readers guess types: the answer
+# "1999-05-04" would become a timestamp, the id "007" 7, and Namibia's code "NA" nothing.
 def read_file(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a file. Cells of CSV are texts.
 
@@ -117,13 +117,15 @@ def _text(path: Path, kind: str) -> Iterator[object]:
         if kind == ".csv":
             yield from _cells(file)
             return
-        first = file.read(1) if kind == ".json" else ""
+        blank, first = "", file.read(1) if kind == ".json" else ""
         while first.isspace():
-            first = file.read(1)
+            blank, first = blank + first, file.read(1)
         if first == "[":
             yield from cast("list[object]", _load_json(first + file.read()))
         else:
-            yield from json_rows(itertools.chain([first + file.readline()], file), str(path))
+            yield from json_rows(
+                itertools.chain(blank.splitlines(True), [first + file.readline()], file), str(path)
+            )
 
 
 def _unpack(path: Path, raw: BinaryIO) -> IO[bytes]:

@@ -59,9 +59,8 @@ class FunctionQuestions(QuestionSource):
             first = returned if isinstance(returned, Mapping) else odd[0]
             raise DataError(
                 f"{self._which} gives {describe_value(first)}, {first!r:.60}, which is not a "
-                f"question. "
-                "Return or yield rows as mappings, or turnrl.Question objects, and only one kind "
-                "of them."
+                "question. Return or yield rows as mappings, or turnrl.Question objects, and only "
+                "one kind of them."
             )
         return make_questions(rows, self._fields, self._which)
 

@@ -364,8 +364,7 @@ def import_object(setting: str, value: str | Callable[..., _T]) -> Callable[...,
         except Exception as error:
             raise RecipeError(
                 f"{setting} is {value!r}, which cannot be imported ({summarize_error(error)}). "
-                f"The module "
-                "has to be installed, or lie in the current folder."
+                "The module has to be installed, or lie in the current folder."
             ) from error
         if not hasattr(home, attribute):
             near = suggest_name(attribute, vars(home)) or " Correct the name."
@@ -393,7 +392,8 @@ def make_lazy(package: str, file: str) -> tuple[Callable[[str], object], list[st
         package: The name of the package.
         file: Its `__init__.py`. Each name has a line like the one above, indented by four spaces.
     Returns:
-        The package's `__getattr__`, and the names.
+        The package's `__getattr__`, and the names. A stub beside the package, as `lazy_loader`
+        reads it, would hide the package's hooks from type checkers.
     """
     source = Path(file).read_text(encoding="utf-8")
     listed = re.findall(r"^    from (\S+) import (\S+) as \2$", source, re.MULTILINE)

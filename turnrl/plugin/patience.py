@@ -1,12 +1,12 @@
 """Waiting for a server that is away.
 
-    Patience      decides for all callers of a server when to try again and when to give up
-    Request       one caller's request, with its attempts
-    Unavailable   raised by an attempt that may succeed later
-    raise_if_unavailable raises it for the HTTP statuses that mean so
-    short_reason  a server's text, or an error, in one line without secrets
-    is_loopback   whether an address is of this machine, which no proxy may serve
-    error_message the clearest message in an error response
+    Patience              decides for all callers of a server when to try again and when to give up
+    Request               one caller's request, with its attempts
+    Unavailable           raised by an attempt that may succeed later
+    raise_if_unavailable  raises it for the HTTP statuses that mean so
+    short_reason          a server's text, or an error, in one line without secrets
+    is_loopback           whether an address is of this machine, which no proxy may serve
+    error_message         the clearest message in an error response
 
 Libraries that retry (tenacity, stamina, backoff) serve one caller. Here all callers share an
 outage: they wait together, one of them tries, and the first answer releases everybody.

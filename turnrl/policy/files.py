@@ -182,8 +182,7 @@ def load_network(
         config: Its configuration.
         dtype: Type of the weights; if they are in 4 bits, of the computations with them.
         four_bit: Keep linear layers in NF4.
-        device: Where to load them. A GPU gets them without a copy on the host. `meta` only compares
-            their names and shapes with the architecture.
+        device: Where to load them. A GPU gets them without a copy on the host.
     Raises:
         RecipeError: If they cannot be loaded, or are not all there: transformers would draw the
             others at random.

@@ -161,9 +161,8 @@ def _fits(value: object, kind: object) -> bool:
 
 
 def _parser() -> ArgumentParser:
-    from jsonargparse import (
-        ArgumentParser,
-    )  # takes a tenth of a second; unknown keys need no parser
+    # takes a tenth of a second; unknown keys need no parser
+    from jsonargparse import ArgumentParser
 
     return ArgumentParser(exit_on_error=False)
 

@@ -29,6 +29,7 @@ from turnrl.recipe.merging import (
 from turnrl.recipe.reading import ASKS, MAPPINGS, parse_value, read_options, read_recipe
 from turnrl.recipe.trust import TRUST, is_own, require_consent
 from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest_checkpoint
+from turnrl.runs.config import COMMAND
 from turnrl.runs.find import RUNS, require_files
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, tuple[Any, ...]]
 """The type and default of each of a command's own keys, and perhaps its line of help."""
-COMMAND = "command"
-"""Key of a run's `config.yaml` that names its command."""
 DEFAULTS: Mapping[str, Editable] = {
     "optimizer": {
         "class_path": "torch.optim.AdamW",

@@ -107,8 +107,7 @@ def _check_group(trajectories: Sequence[Trajectory]) -> None:
         if alone or not isinstance(item, Trajectory):
             raise ArgumentTypeError(
                 f"a group to score {'is' if alone else 'holds'} {describe_value(item)}. Give a "
-                f"list of "
-                "the attempts at one question, such as module.ask([question], samples=4)."
+                "list of the attempts at one question, such as module.ask([question], samples=4)."
             )
     if len({(t.question.id, t.question.text) for t in trajectories}) != 1:
         raise DataError(
@@ -208,7 +207,7 @@ def tally_groups(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str
 
     They are the four curves, `findable` (the share of trajectories that have an
     `answer_in_results`, whose mean is over those alone), the rewards by component, by kind and in
-    total, and the figures in rewards' notes.
+    total, and the figures that their `prepare` returns.
     """
     shown = [compute_curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)

@@ -13,8 +13,6 @@ from turnrl.watch.metrics import PolicyRows, write_whole_rows
 from turnrl.watch.trainer import is_trial
 
 _logger = logging.getLogger(__name__)
-_PATIENCE_S = 5.0
-"""Time that other processes have to end by themselves."""
 
 
 def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:

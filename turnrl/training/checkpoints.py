@@ -1,7 +1,6 @@
 """Checkpoints of a module: only the trained weights, with their policy's identity; and resuming."""
 
 import contextlib
-import logging
 import pickle
 import re
 import warnings
@@ -17,8 +16,6 @@ from turnrl.plugin.errors import CheckpointError, RecipeError, blaming, summariz
 from turnrl.policy.adapter import load_adapter_weights, read_adapter
 from turnrl.policy.files import load_language_model
 from turnrl.policy.model import LanguageModel
-
-_logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager

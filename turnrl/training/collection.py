@@ -1,7 +1,7 @@
 """Collecting: the policy acts on questions, and its attempts are scored.
 
     act       G trajectories for each question, and probes of them if the estimator asks   (agent/)
-    score     turn rewards and outcome rewards                                          (scoring.py)
+    score     turn rewards and outcome rewards                                          (rewards/)
     prepare   whatever else the estimator asks of a group: state values, branches, a critic's values
 
 The algorithm gives credit to these groups, which makes them its `Experience` (experience.py).
@@ -10,7 +10,6 @@ Nothing here knows about a Trainer.
 
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -45,8 +44,6 @@ from turnrl.types import (
     Toolset,
     Trajectory,
 )
-
-_logger = logging.getLogger(__name__)
 
 
 class _Collection(NamedTuple):

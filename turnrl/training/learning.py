@@ -209,12 +209,6 @@ class LearningSettings:
         """True if the first step needs log-probabilities that it does not compute."""
         return self.dropout and {"old", "sampler"} <= self.needs
 
-    @property
-    def needs_precompute(self) -> bool:
-        """True if some have to be read beforehand, unless the sampler computed the same numbers."""
-        with_dropout = self.dropout and (self.passes > 1 or self.first_step_needs)
-        return "old" in self.needs and (self.steps_per_pass > 1 or with_dropout)
-
 
 class OldLogprobs:
     """The learner's log-probabilities of sampled tokens before the first step.

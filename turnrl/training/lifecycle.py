@@ -218,15 +218,13 @@ class PolicyModule(L.LightningModule, ABC):
         if self.scheduler is not None and (waits or not isinstance(schedule, LRScheduler)):
             raise RecipeError(
                 f"model.scheduler makes {describe_value(schedule)}. Give a class or a function "
-                f"that makes "
-                "a schedule that counts steps: "
+                "that makes a schedule that counts steps: "
                 "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)."
             )
         if not isinstance(optimizer, Optimizer):
             raise RecipeError(
                 f"model.optimizer makes {describe_value(optimizer)}. Give a class or a function "
-                f"that "
-                "makes an optimiser: optimizer=lambda parameters: AdamW(parameters, lr=1e-5)."
+                "that makes an optimiser: optimizer=lambda parameters: AdamW(parameters, lr=1e-5)."
             )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 

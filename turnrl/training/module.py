@@ -205,7 +205,7 @@ class MTGRPO(PolicyModule):
             left = len(experience.degenerate_groups)
             rank_zero_info(
                 f"resampled {format_count(len(degenerate), 'group')}; {left} still have zero "
-                f"advantages"
+                "advantages"
             )
         return experience
 
@@ -412,9 +412,8 @@ class MTGRPO(PolicyModule):
     def on_validation_epoch_start(self) -> None:
         """Forget the groups of the last evaluation."""
         self._evaluated = []
-        if (
-            self.policy.is_sharded
-        ):  # here, because a process without a question has to take part too
+        # here, because a process without a question has to take part too
+        if self.policy.is_sharded:
             self.collector.sync()
 
     def validation_step(  # type: ignore[override] # Lightning passes on whatever it returns

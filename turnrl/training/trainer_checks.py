@@ -5,15 +5,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import lightning as L
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 
 from turnrl.plugin.errors import ArgumentTypeError, RecipeError
@@ -22,13 +14,13 @@ from turnrl.runs.claim import refuse_other_run
 from turnrl.watch.trainer import get_data_module
 
 _REFUSED = (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-    WeightAveraging,
+    callbacks.BaseFinetuning,
+    callbacks.BatchSizeFinder,
+    callbacks.GradientAccumulationScheduler,
+    callbacks.LearningRateFinder,
+    callbacks.ModelPruning,
+    callbacks.StochasticWeightAveraging,
+    callbacks.WeightAveraging,
 )
 """Callbacks that change weights, gradients or batches without the engine and the checkpoint."""
 _claimed: WeakKeyDictionary[L.Trainer, Path] = WeakKeyDictionary()

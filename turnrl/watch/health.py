@@ -48,10 +48,10 @@ def find_learning_warning(
     if figures.get("train/exact_match", 0.0) > _ALL:
         advice = "All answers were right: train on harder questions."
     elif figures["train/format"] < 1e-6 and not any(tool.acts for tool in rollout.toolsets):
-        driver = rollout.loop
+        loop = rollout.loop
         advice = (
             "No trajectory was well formed: read transcripts/ in the run's folder, then make the "
-            f"instructions of the {driver.kind} {driver.name} plainer, or take a policy that can "
+            f"instructions of the {loop.kind} {loop.name} plainer, or take a policy that can "
             "follow them."
         )
     else:

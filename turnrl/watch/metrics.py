@@ -10,7 +10,6 @@
 A validation inside an iteration has its own row, with the number of that iteration.
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from turnrl.rewards.scoring import Tally
 from turnrl.runs.files import read_table, write_table
 from turnrl.watch.trainer import file_of_logger, run_folder, writing
-
-_logger = logging.getLogger(__name__)
 
 SHOWN = {
     "train": ("reward/total", "train/exact_match", "train/tool_execution"),

@@ -92,8 +92,7 @@ def check_folder(trainer: L.Trainer, folder: Path | None) -> None:
     if folder is not None and not folder.is_dir():
         raise WorldError(
             f"the run's folder {str(folder)!r} is gone{_describe_moment(trainer)}: it was moved "
-            f"or removed. "
-            "If you moved it, resume from its last checkpoint. Otherwise start again."
+            "or removed. If you moved it, resume from its last checkpoint. Otherwise start again."
         )
 
 

@@ -119,7 +119,7 @@ class Metrics(Generated):
             yield from heading(title, "-")
             yield from [text, ""]
             rows = [
-                (f"``{m.name}``", m.unit, f"{m.text} *{m.when}*" if m.when else m.text)
+                (f"``{m.name}``", m.unit, f"{m.text} *{m.when}*" if m.text and m.when else m.text)
                 for m in group
             ]
             yield from table(("column", "unit", "meaning"), rows, "options metrics")
@@ -170,7 +170,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "optio
     for row in [head, *rows]:
         for title, cell in zip(head, row, strict=True):
             if not cell.strip():
-                raise ExtensionError(f"{row[0]} has no {title}. Write it in its docstring.")
+                raise ExtensionError(
+                    f"{row[0]} has no {title}. Write it in its docstring, or in metrics.yaml."
+                )
         lines += [f"   {'  ' if n else '* '}- {bars(literals(cell))}" for n, cell in enumerate(row)]
     return [*lines, ""]
 

@@ -93,7 +93,7 @@ def _enter(stack: contextlib.ExitStack, part: Toolset | Reward, kind: type) -> A
         raise PluginError(
             f"rehearsal of {type(part).__name__} must be a context that gives a {kind.__name__}, "
             f"and gives {describe_value(entered)}. Put @contextlib.contextmanager above it, and "
-            f"yield one."
+            "yield one."
         )
     return entered
 

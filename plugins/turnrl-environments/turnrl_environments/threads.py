@@ -42,8 +42,8 @@ class OneThread:
         async with self._line:
             if self.hangs:
                 raise ToolError(
-                    f"{label} cannot begin: with thread_safe: false nothing is called before the "
-                    "call that hangs has ended. Find out why it hangs, or raise step_timeout_s."
+                    f"{label} cannot begin: with thread_safe: false nothing more is called "
+                    "after a call that hung. Find out why it hung, or raise step_timeout_s."
                 )
             yield
 

@@ -153,9 +153,8 @@ def _describe(tool: ToolSpec) -> str:
 
 def _example(tool: ToolSpec) -> str:
     """A call with a tool's required arguments, or with all if none is required."""
-    from turnrl.sft.json_values import (
-        SchemaValues,  # loads jsonschema, which most commands do without
-    )
+    # loads jsonschema, which most commands do without
+    from turnrl.sft.json_values import SchemaValues
 
     args = SchemaValues(tool.parameters, lambda: "...").mapping(None) or {}
     return json.dumps({"name": tool.name, "args": args}, ensure_ascii=False)

@@ -98,7 +98,7 @@ class ServerEngine(Engine):
         self.pool: Pool | None = None
         self.weights: Weights | None = None
         self._where = RunContext()
-        self._in_force: dict[str, str] = {}
+        self._active_choices: dict[str, str] = {}
         self._folder: WeightsFolder | None = None
 
     @property
@@ -109,7 +109,7 @@ class ServerEngine(Engine):
     @property
     def active_choices(self) -> Mapping[str, str]:
         """See `Engine.active_choices`."""
-        return self._in_force
+        return self._active_choices
 
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: RunContext = RunContext()
@@ -120,7 +120,7 @@ class ServerEngine(Engine):
         if where.processes > 1:
             check_together(policy, where, self.supply.starts_servers, self.settings.folder)
         if servers := self.supply.running_servers(policy):
-            self._in_force = {"sampler": self._examine(servers, max_tokens)}
+            self._active_choices = {"sampler": self._examine(servers, max_tokens)}
         self._folder = WeightsFolder(self.settings.folder, where)
 
     def _examine(self, servers: Sequence[Server], max_tokens: int) -> str:
@@ -158,7 +158,7 @@ class ServerEngine(Engine):
         self.weights = kind(policy, self.pool, home, settings.keeps, gap, follows)
         if settings.urls and not follows:
             say(f"turnrl: sampling with {sampler}: {', '.join(settings.urls)}", sys.stderr)
-        self._in_force = {
+        self._active_choices = {
             "sampler": sampler,
             "weights while sampling": "base and adapter" if adapter else "the whole model",
         }
@@ -171,7 +171,9 @@ class ServerEngine(Engine):
             torch.cuda.empty_cache()  # so that the servers can take it
             on_loop(pool.wake())
         weights.publish(version)
-        self._in_force["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
+        self._active_choices["log-probabilities"] = (
+            f"{weights.gap:.1e} from the learner's on average"
+        )
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
         """See `Engine.open`."""
@@ -231,7 +233,7 @@ class ServerEngine(Engine):
         on_loop(self.weights.verify())
         if self.supply.sleeps:
             on_loop(self.pool.sleep())
-            self._in_force["memory between collections"] = "given back"
+            self._active_choices["memory between collections"] = "given back"
 
     def close(self) -> None:
         """See `Engine.close`. It removes the weights that it wrote, here and at the servers."""

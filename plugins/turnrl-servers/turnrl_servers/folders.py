@@ -21,7 +21,7 @@ def check_together(
 
     Args:
         policy: The policy.
-        where: The surroundings, with the number of processes.
+        where: The run's context, with the number of processes.
         starts: Whether the run should start a server.
         folder: The folder that the recipe gives for weights.
     Raises:
@@ -57,7 +57,7 @@ class WeightsFolder:
     Args:
         folder: The folder that the recipe gives; None for temporary files, or the run's folder if
             several processes learn together.
-        where: The surroundings.
+        where: The run's context.
     Attributes:
         follows: True if another process publishes the weights.
     """

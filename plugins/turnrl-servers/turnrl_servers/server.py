@@ -112,11 +112,7 @@ class Server(ABC):
 
     @abstractmethod
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
-        """A request for a turn after a history, without its weights.
-
-        Raises:
-            NotImplementedError: If it cannot sample in this way.
-        """
+        """A request for a turn after a history, without its weights."""
 
     async def answer(self, request: Fields) -> Answer:
         """The answer to a `turn_request` or a `trial_request`, within the time of a turn."""

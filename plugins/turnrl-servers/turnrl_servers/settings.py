@@ -20,8 +20,8 @@ class ServerSettings(EngineSettings):
         api_key_env: Environment variable with the servers' key; no key is sent if this is null or
             the variable is not set.
         folder: Where weights are written for the servers, which must be able to read them there.
-            Null is a folder for temporary files of
-            this machine, or the run's folder if several processes learn together.
+            Null is a folder for temporary files of this machine, or the run's folder if several
+            processes learn together.
         keeps: Versions of an adapter that the servers have at a time.
         patience_s: Seconds to wait for a server that is away, before the run stops. Trajectories
             that it was sampling begin again.

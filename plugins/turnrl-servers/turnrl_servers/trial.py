@@ -70,7 +70,7 @@ async def _describe(server: Server, variable: str | None) -> ServerInfo:
         if isinstance(error, RequestRefused) and error.status in (401, 403):
             raise RecipeError(
                 f"{server.name} wants another key ({error}). Put its key into the environment "
-                f"variable that model.engine.api_key_env names ({variable})."
+                f"variable that model.engine.api_key_env names ({variable or 'none yet: set it'})."
             ) from error
         raise RecipeError(
             f"the server at {server} is no {server.software}: it does not answer as one does "

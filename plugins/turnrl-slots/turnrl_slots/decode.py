@@ -225,8 +225,7 @@ class Decoder:
                 raise
             _logger.warning(
                 f"tokens are sampled without CUDA graphs ({summarize_error(error)}). Sampling "
-                f"then takes "
-                "1.7 to 2.3 times as long (measured with Qwen2.5-7B on an H100). Set "
+                "then takes 1.7 to 2.3 times as long (measured with Qwen2.5-7B on an H100). Set "
                 "model.engine.cuda_graphs to false to skip the attempt."
             )
             self.graphs = None

@@ -4,8 +4,8 @@ A forward pass then makes one or two calls per layer. For sequences of one token
 sampled, a kernel of our own (`triton_pages`) reads pages in place. For sequences of several, which
 are being read, torch's `varlen_attn` gets a gathered copy of the used pages.
 
-`trial` finds out whether both work here. On a CPU they are tested with functions that behave as
-torch documents its kernel, and with Triton's interpreter.
+`kernel_trial` finds out whether both work here. On a CPU they are tested with functions that behave
+as torch documents its kernel, and with Triton's interpreter.
 """
 
 from __future__ import annotations

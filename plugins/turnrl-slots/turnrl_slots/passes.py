@@ -98,10 +98,8 @@ class Passes:
         """
         rows = active[: len(active) - len(several)]
         if self._plan is None or rows != self._planned:
-            self._planned, self._plan = (
-                rows,
-                self._plan_of([r.history.table for r in rows], self.pool),
-            )
+            tables = [r.history.table for r in rows]
+            self._planned, self._plan = rows, self._plan_of(tables, self.pool)
         lengths = np.array([len(r.ids) + len(r.token_ids) - 1 for r in rows], np.int64)
         tokens = [(r.token_ids or r.ids)[-1] for r in rows]
         *before, last = self._pieces(several)

@@ -140,9 +140,8 @@ def fill_memory(
         raise RecipeError(
             f"{part} does not fit beside {held:.1f} GB of keys and values on {pool.device} "
             f"({summarize_error(error)[:200]}). It was tried at the start with "
-            f"model.engine.prefill_tokens"
-            f" = {prefill_tokens}. Lower that first (to {max(prefill_tokens // 2, 1)}, say), then "
-            "model.engine.kv_memory."
+            f"model.engine.prefill_tokens = {prefill_tokens}. Lower that "
+            f"first (to {max(prefill_tokens // 2, 1)}, say), then model.engine.kv_memory."
         ) from error
     for feed in feeds:
         pool.release(feed.table)

@@ -97,6 +97,7 @@ class StartedServer(ServerSource):
         keep = [sys.executable, keeper.__file__, str(os.getpid()), str(home), str(self._log)]
         self._keeper = subprocess.Popen(
             [*keep, *command],
+            stdin=subprocess.DEVNULL,
             env=self._environment(policy),
         )
         server = VLLMServer(self.url, self.key, self.settings.timeout_s)

@@ -123,9 +123,10 @@ def find_changed_file(folder: str | os.PathLike[str], source: str | QuestionSour
     """A file of the source that has changed since the index in a folder was built; None if none
     has, or if the index does not know its files."""
     built = json.loads((Path(folder) / METADATA).read_text(encoding="utf-8")).get("files")
-    now = digests_of(source_files(source))
-    if not built or not now:
+    if not built or not (now := digests_of(source_files(source))):
         return None
+    # 0.19 and before wrote the size and the time of a file too
+    built = {name: state[-1] if isinstance(state, list) else state for name, state in built.items()}
     changed = (name for name in sorted({*built, *now}) if built.get(name) != now.get(name))
     return next(changed, None)
 

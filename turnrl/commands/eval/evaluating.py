@@ -194,9 +194,8 @@ def _score_server(
             rows[name] = list(recording.record_rows(groups, [None] * len(groups), name, 0, 0))
             if folder is not None:  # before anything else can fail, because replies are paid for
                 for logger in trainer.loggers:
-                    _ = getattr(
-                        logger, "experiment", None
-                    )  # makes its folder: it warns if that has files already
+                    # makes its folder: it warns if that has files already
+                    _ = getattr(logger, "experiment", None)
                 recording.write_rows(rows[name], folder / "record" / str(record.FileName(name, 0)))
             _save_evaluation(trainer, module, compute_report({name: rows[name]}, not greedy))
     return rows

@@ -121,7 +121,7 @@ def read_cells(
         if (first := by_digest.setdefault(digest, settings)) is not settings:
             raise RecipeError(
                 f"{format_settings(first)} and {format_settings(settings)} are the same recipe. "
-                f"Leave one out."
+                "Leave one out."
             )
         trainer = read.contents["trainer"]
         # the loggers, except for the one that keeps the folder of a run

@@ -76,7 +76,7 @@ function sentence(run) {
   const last = lasts.map(([title, [, value]]) => `${title} ${number(value, 2)}`).join(", ");
   const told = validated ? `${validated} on validation questions${last ? `. Its last training attempts: ${last}` : ""}` : `${sampled} in training attempts`;
   const [known, held] = ["train/", "val/"].map((split) => points(split + "exact_match").at(-1));
-  const apart = known && held && known[1] - held[1] >= FARTHER ? " It does far better on training questions than on held-out ones: it memorised answers." : "";
+  const apart = known && held && known[1] - held[1] >= FARTHER ? " It does far better on training questions than on held-out ones." : "";
   const most = Math.max(...run.metrics.map((row) => row.iteration));
   return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ", "] : null, `${most} iteration${most === 1 ? "" : "s"}: ${told}.${apart}${uses(run)}`);
 }
